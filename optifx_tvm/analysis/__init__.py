@@ -1,0 +1,1 @@
+"""Region and footprint analysis of fusion groups: plain arithmetic on frozen data."""

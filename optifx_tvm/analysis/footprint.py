@@ -1,0 +1,376 @@
+"""What one kernel costs in resources: FLOP, recompute, bytes per memory level, on-chip memory.
+
+Bytes are of the tensors' dtype; a multiply-add is two FLOP. Sums are over the whole kernel unless
+said to be of one block. A block is one tile of one image and one channel slice.
+
+Bytes by level:
+
+    DRAM      every input, parameter and output once (compulsory)
+    L2        per block: the input regions and weights that it reads (halos and weights are streamed
+              again by every block); outputs once
+    on chip   per block: what it writes to its buffers and reads back through the windows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from optifx_tvm.analysis.channels import ChannelRange, channel_plan, is_depthwise, passes_slice
+from optifx_tvm.analysis.region import Region1D, TileSpace, input_region, tile_space
+from optifx_tvm.device import DeviceSpec
+from optifx_tvm.graph import ConvGraph, Node, Step
+from optifx_tvm.partition import Tile
+
+CHANNEL_PITCH = 16
+"""Channels of an on-chip buffer are rounded up to this."""
+STAGING_BYTES = 16 * 1024
+"""Shared memory of a GPU block that its schedule needs besides the buffers (weights, fragments)."""
+REUSE = 64
+"""Output channels for which a value read from on-chip memory is kept in registers."""
+_HEAVY = ("sigmoid", "tanh", "exp", "erf", "sqrt", "rsqrt", "log", "power", "divide")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One node in one block."""
+
+    node: str
+    kind: str
+    """"matrix" (dense convolution), "depthwise" (and other thin grouped ones), "pool" or "copy"
+    (element-wise, concat)."""
+    positions: int
+    channels: int
+    depth: int
+    """Multiply-adds, or window elements, per output element."""
+    flops: int
+    """Of the operator, prologue and epilogue."""
+    weight_bytes: int
+    """Parameters that the block reads for it."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Resources of one group with one tile on one device."""
+
+    tiles: tuple[int, int]
+    """Number of tiles in (height, width)."""
+    blocks: int
+    waves: int
+    """Rounds in which the device's units work through the blocks, one block a unit."""
+    halo: Mapping[str, tuple[int, int]]
+    """Activation -> rows and columns of its region beyond the tile's own share."""
+    stages: tuple[Stage, ...]
+    """Of one block, in order."""
+    flops: int
+    """Done by all blocks."""
+    flops_matrix: int
+    """The part of ``flops`` that matrix units could do: dense convolutions."""
+    flops_needed: int
+    """What the nodes need without recompute and ragged tiles."""
+    dram_bytes: int
+    l2_bytes: int
+    onchip_bytes: int
+    buffers: Mapping[str, int]
+    """On-chip buffers of one block -> bytes: results read inside the group under their names,
+    staged copies of inputs under ``tensor->reader``."""
+    input_bytes: Mapping[str, int]
+    """Input -> bytes that one block reads of it."""
+    capacity: int
+    """On-chip bytes that a block may use on this device."""
+
+    @property
+    def flops_simt(self) -> int:
+        """FLOP that matrix units can't do."""
+        return self.flops - self.flops_matrix
+
+    @property
+    def recompute(self) -> float:
+        """FLOP done over FLOP needed."""
+        return self.flops / max(self.flops_needed, 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Peak of on-chip memory of a block: its buffers are all alive at once."""
+        return sum(self.buffers.values())
+
+    @property
+    def fits(self) -> bool:
+        """Do the buffers fit?"""
+        return self.shared_bytes <= self.capacity
+
+    @property
+    def weight_bytes(self) -> int:
+        """Parameters that one block reads."""
+        return sum(stage.weight_bytes for stage in self.stages)
+
+
+def needs_padding(node: Node, group: ConvGraph) -> bool:
+    """Does a valid output of ``node`` read positions outside its input image?"""
+    if node.op in ("elementwise", "concat", "opaque"):
+        return False
+    w = node.window
+    source, result = group.shape(node.inputs[0]), group.shape(node.name)
+    for i in range(2):
+        reach = (w.kernel[i] - 1) * w.dilation[i]
+        if node.op == "conv2d_transpose":
+            first = -((reach - w.padding[i]) // w.strides[i])
+            last = (result[1 + i] - 1 + w.padding[i]) // w.strides[i]
+        else:
+            first = -w.padding[i]
+            last = (result[1 + i] - 1) * w.strides[i] - w.padding[i] + reach
+        if first < 0 or last >= source[1 + i]:
+            return True
+    return False
+
+
+def footprint(group: ConvGraph, tile: Tile, device: DeviceSpec) -> Footprint:
+    """The footprint of ``group``.
+
+    Raises RegionError if it has no single tile space, ChannelError if its channels can't be cut.
+    """
+    return GroupAnalysis(group, device).footprint(tile)
+
+
+class GroupAnalysis:
+    """Footprints of one group for many tiles: what does not depend on the tile is found once."""
+
+    def __init__(self, group: ConvGraph, device: DeviceSpec) -> None:
+        self.group = group
+        self.device = device
+        self.capacity = device.block_bytes - (STAGING_BYTES if device.kind == "gpu" else 0)
+        self.batch = group.shape(group.nodes[-1].name)[0]
+        self.item = {name: spec.bytes // _size(spec.shape) for name, spec in group.tensors.items()}
+        self.param_bytes = {t: group.tensors[t].bytes for t in group.params}
+        self.compulsory = sum(self.param_bytes.values()) + sum(
+            group.tensors[t].bytes for t in (*group.inputs, *group.outputs)
+        )
+        self.buffered = [node for node in group.nodes if self._needs_buffer(node)]
+        self.staged = self._staged()
+        self.depths = {node.name: self._depth(node) for node in group.nodes}
+        self.needed = sum(self._flops(n, _size(group.shape(n.name)), None) for n in group.nodes)
+        self._spaces: dict[tuple[int, int], TileSpace] = {}
+        self._plans: dict[int, Mapping[str, ChannelRange]] = {}
+
+    def footprint(self, tile: Tile) -> Footprint:
+        """See ``footprint``."""
+        group, plan = self.group, self._plan(tile.channel_slices)
+        space = self._space(tile)
+        area = {t: self._area(space, t) for t in space.regions}
+        blocks = self.batch * space.count[0] * space.count[1] * tile.channel_slices
+
+        stages, onchip = [], 0
+        for node in group.nodes:
+            channels, positions = plan[node.name].extent, area[node.name]
+            source_area = area.get(node.inputs[0], positions)
+            depth, elements = self.depths[node.name], positions * channels
+            share = channels / group.shape(node.name)[-1]
+            params = sum(self.param_bytes.get(t, 0) for t in node.reads)
+            kind = self._kind(node)
+            read = elements * depth / (REUSE if kind == "matrix" else 1)
+            onchip += int(read) * self.item[node.inputs[0]]
+            stages.append(
+                Stage(
+                    node=node.name,
+                    kind=kind,
+                    positions=positions,
+                    channels=channels,
+                    depth=depth,
+                    flops=self._flops(node, elements, source_area * plan[node.inputs[0]].extent),
+                    weight_bytes=int(params * share),
+                )
+            )
+        buffers = {}
+        for node in self.buffered:
+            region = space.regions[node.name]
+            positions = region.rows.extent * region.cols.extent
+            buffers[node.name] = self._bytes(node.name, positions, plan[node.name].extent)
+        for tensor, readers in self.staged:
+            size = self._staged_bytes(space, plan, tensor, readers)
+            buffers[f"{tensor}->{readers[0].name}"] = size
+        onchip += sum(buffers.values())
+        inputs = {t: self._input_bytes(space, t, plan[t].extent) for t in group.inputs}
+        written = sum(group.tensors[t].bytes for t in group.outputs)
+        weights = sum(stage.weight_bytes for stage in stages)
+        return Footprint(
+            tiles=space.count,
+            blocks=blocks,
+            waves=-(-blocks // self.device.units),
+            halo={t: self._halo(space, t) for t in space.regions},
+            stages=tuple(stages),
+            flops=blocks * sum(stage.flops for stage in stages),
+            flops_matrix=blocks * sum(s.flops for s in stages if s.kind == "matrix"),
+            flops_needed=self.needed,
+            dram_bytes=self.compulsory,
+            l2_bytes=blocks * (weights + sum(inputs.values())) + written,
+            onchip_bytes=blocks * onchip,
+            buffers=buffers,
+            input_bytes=inputs,
+            capacity=self.capacity,
+        )
+
+    def _space(self, tile: Tile) -> TileSpace:
+        key = (tile.height, tile.width)
+        if key not in self._spaces:
+            self._spaces[key] = tile_space(self.group, key)
+        return self._spaces[key]
+
+    def _plan(self, slices: int) -> Mapping[str, ChannelRange]:
+        if slices not in self._plans:
+            self._plans[slices] = channel_plan(self.group, slices)
+        return self._plans[slices]
+
+    def _area(self, space: TileSpace, tensor: str) -> int:
+        region, shape = space.regions[tensor], self.group.shape(tensor)
+        rows = _clip(region.rows, space.count[0], shape[1])
+        return rows * _clip(region.cols, space.count[1], shape[2])
+
+    def _halo(self, space: TileSpace, tensor: str) -> tuple[int, int]:
+        """Rows and columns beyond the tile's own share (with a single tile: beyond the image)."""
+        region, shape = space.regions[tensor], self.group.shape(tensor)
+        rows = region.rows.extent - (region.rows.step or shape[1])
+        cols = region.cols.extent - (region.cols.step or shape[2])
+        return max(rows, 0), max(cols, 0)
+
+    def _bytes(self, tensor: str, positions: int, channels: int) -> int:
+        pitch = -(-channels // CHANNEL_PITCH) * CHANNEL_PITCH
+        return positions * pitch * self.item[tensor]
+
+    def _input_bytes(self, space: TileSpace, tensor: str, channels: int) -> int:
+        """Bytes of an input that one block reads; positions outside the image are not read."""
+        shape, region = self.group.shape(tensor), space.regions.get(tensor)
+        if region is None:  # a per-channel operand
+            return channels * self.item[tensor]
+        rows = min(region.rows.extent, shape[1])
+        return rows * min(region.cols.extent, shape[2]) * channels * self.item[tensor]
+
+    def _kind(self, node: Node) -> str:
+        if node.op in ("conv2d", "conv2d_transpose"):
+            per_group = self.group.shape(node.inputs[0])[-1] // node.groups
+            thin = is_depthwise(self.group, node) or (node.groups > 1 and per_group < 4)
+            return "depthwise" if thin else "matrix"
+        return "pool" if node.op.endswith("pool2d") else "copy"
+
+    def _depth(self, node: Node) -> int:
+        kernel = node.window.kernel[0] * node.window.kernel[1]
+        if node.op == "conv2d":
+            return kernel * self.group.shape(node.inputs[0])[-1] // node.groups
+        if node.op == "conv2d_transpose":
+            strides = node.window.strides[0] * node.window.strides[1]
+            depth = kernel * self.group.shape(node.inputs[0])[-1] // node.groups
+            return max(depth // strides, 1)
+        return kernel if node.op.endswith("pool2d") else 1
+
+    def _flops(self, node: Node, elements: int, source_elements: int | None) -> int:
+        """FLOP for ``elements`` of the result, with a prologue on ``source_elements`` (None: the
+        whole input)."""
+        if source_elements is None:
+            source_elements = _size(self.group.shape(node.inputs[0]))
+        per_element = _step_flops(node.epilogue)
+        if node.op.startswith("conv2d"):
+            per_element += 2 * self.depths[node.name]
+        elif node.op.endswith("pool2d"):
+            per_element += self.depths[node.name]
+        return elements * per_element + source_elements * _step_flops(node.prologue)
+
+    # Which buffers a tile program has: the same rules as optifx_tvm.schedules.tile_program.
+
+    def _readers(self, tensor: str) -> list[Node]:
+        return [self.group.by_name[c] for c in self.group.consumers[tensor]]
+
+    def _fill(self, tensor: str) -> str | None:
+        """Operator kind whose padding value surrounds an intermediate; None if nobody pads it."""
+        for reader in self._readers(tensor):
+            if (
+                tensor in reader.inputs
+                and not reader.prologue
+                and needs_padding(reader, self.group)
+            ):
+                return _fill(reader)
+        return None
+
+    def _is_staged(self, node: Node) -> bool:
+        """Does the node read its input through a copy (prologue, padding of its own)?"""
+        padded = needs_padding(node, self.group)
+        if node.op == "concat" or not (node.prologue or padded):
+            return False
+        source = node.inputs[0]
+        inside = source in self.group.by_name
+        return bool(node.prologue) or not inside or self._fill(source) != _fill(node)
+
+    def _is_gathered(self, node: Node) -> bool:
+        """Is this a concat that is only read through staged copies, so that it has no buffer?"""
+        return (
+            node.op == "concat"
+            and node.name not in self.group.outputs
+            and not node.epilogue
+            and all(
+                self._is_staged(r) and node.name not in r.operands for r in self._readers(node.name)
+            )
+        )
+
+    def _needs_buffer(self, node: Node) -> bool:
+        """Is the result kept on chip? Parts of a concat are written in place."""
+        readers = self._readers(node.name)
+        if not readers or self._is_gathered(node):
+            return False
+        if len(readers) != 1 or node.name in self.group.outputs or node.op == "concat":
+            return True
+        concat = readers[0]
+        return (
+            concat.op != "concat"
+            or concat.inputs.count(node.name) != 1
+            or node.name in concat.operands
+            or self._is_gathered(concat)
+        )
+
+    def _staged(self) -> list[tuple[str, tuple[Node, ...]]]:
+        """(tensor, its readers) of every staged copy: readers with the same prologue and padding
+        value share one."""
+        found: dict[tuple[object, ...], list[Node]] = {}
+        for node in self.group.nodes:
+            if self._is_staged(node):
+                fill = _fill(node) if needs_padding(node, self.group) else None
+                found.setdefault((node.inputs[0], node.prologue, fill), []).append(node)
+        return [(str(key[0]), tuple(readers)) for key, readers in found.items()]
+
+    def _staged_bytes(
+        self,
+        space: TileSpace,
+        plan: Mapping[str, ChannelRange],
+        tensor: str,
+        readers: tuple[Node, ...],
+    ) -> int:
+        """Bytes of one staged copy: the hull of what its readers need."""
+        needs = [input_region(node, space.regions[node.name]) for node in readers]
+        shape = self.group.shape(tensor)
+        extents = [
+            max(axis.end for axis in axes) - min(axis.base for axis in axes)
+            for axes in ([r.rows for r in needs], [r.cols for r in needs])
+        ]
+        ranges = [plan[n.name] for n in readers if passes_slice(self.group, n)]
+        sliced = len(ranges) == len(readers) and not any(r.full for r in ranges)
+        channels = ranges[0].extent if sliced else shape[-1]
+        return self._bytes(tensor, extents[0] * extents[1], channels)
+
+
+def _fill(node: Node) -> str:
+    return "lowest" if node.op == "max_pool2d" else "zero"
+
+
+def _clip(axis: Region1D, count: int, size: int) -> int:
+    """Positions that are computed: with a single tile those outside the image are known."""
+    if count > 1:
+        return axis.extent
+    return max(min(axis.end, size) - max(axis.base, 0), 1)
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size
+
+
+def _step_flops(steps: tuple[Step, ...]) -> int:
+    return sum(8 if step.op in _HEAVY else 1 for step in steps)

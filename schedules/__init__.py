@@ -1,0 +1,1 @@
+"""Tile programs and the templates that schedule them: PrimFunc -> schedules."""

@@ -1,0 +1,131 @@
+"""llvm template: every tile is a parallel task, every reduction a register block.
+
+Phase 1  split the columns and channels of each nest into register blocks and vectors
+Phase 2  compute each accumulator inside its store nest's register block; reduction loops outside,
+         block unrolled, channels vectorised, so that LLVM keeps the accumulators in registers
+The tiles run in parallel, which is written in the program already (``outer="parallel"``).
+``compute_at`` is asked of the accumulators only: they have one writer and one reader. A tile or an
+output may have several writers (channel remainder, borders, slices of a concat), for which TVM
+would refuse to move the store nests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import s_tir, tirx
+from tvm.target import Target
+
+from optifx_tvm.schedules.packing import LANES
+from optifx_tvm.schedules.tile_program import SLACK, Nest, TileProgram
+
+
+@dataclass(frozen=True)
+class RegisterBlock:
+    """Columns and blocks of 16 channels that one accumulator covers."""
+
+    columns: int
+    channel_blocks: int
+
+
+@dataclass(frozen=True)
+class VectorUnit:
+    """What the register blocks are sized for."""
+
+    lanes: int
+    """fp32 elements of a vector register."""
+    accumulators: int
+    """Vector registers left for accumulators."""
+
+
+def vector_unit(target: Target) -> VectorUnit:
+    """The vector unit of an llvm target, from its -mcpu and -mattr."""
+    for feature, unit in (("avx512f", VectorUnit(16, 28)), ("avx2", VectorUnit(8, 12))):
+        if _has_feature(target, feature):
+            return unit
+    return VectorUnit(4, 24 if "aarch64" in str(target.attrs.get("mtriple", "")) else 12)
+
+
+def _has_feature(target: Target, feature: str) -> bool:
+    from tvm.target.codegen import llvm_cpu_has_features  # needs an LLVM build of TVM
+
+    return bool(llvm_cpu_has_features(feature, target))
+
+
+def register_block(nest: Nest, unit: VectorUnit) -> RegisterBlock:
+    """The block with the most arithmetic per load, counting surplus columns as waste."""
+    vectors = LANES // unit.lanes
+    width, channels = nest.extents[1], nest.extents[2]
+    blocks = max(channels // LANES, 1)
+
+    def score(columns: int, channel_blocks: int) -> float:
+        count = channel_blocks * vectors
+        used = width / (-(-width // columns) * columns)
+        if nest.kind != "conv":
+            return used * min(columns * count, unit.accumulators // 2)
+        return used * columns * count / (columns + count)
+
+    best = (0.0, RegisterBlock(1, 1))
+    for channel_blocks in (4, 3, 2, 1):
+        if blocks % channel_blocks:
+            continue
+        limit = unit.accumulators // (channel_blocks * vectors)
+        for columns in range(1, min(max(limit, 1), width, SLACK) + 1):
+            found = score(columns, channel_blocks)
+            if found > best[0] * 1.001:
+                best = (found, RegisterBlock(columns, channel_blocks))
+    return best[1]
+
+
+def schedule_cpu(program: TileProgram, target: Target) -> tirx.PrimFunc:
+    """Apply the template's default configuration."""
+    unit = vector_unit(target)
+    sch = s_tir.Schedule(program.func)
+    for nest in program.nests:
+        if nest.compute is None:
+            _vectorize_channels(sch, sch.get_sblock(nest.block), unit)
+        else:
+            _schedule_reduction(sch, nest, register_block(nest, unit), unit)
+    (func,) = (f for _, f in sch.mod.functions_items())
+    return func
+
+
+def _split_channels(sch: s_tir.Schedule, loop, channel_blocks: int, unit: VectorUnit):
+    """Split a channel loop into (outer, vectors of the block, lanes); lanes get vectorised."""
+    extent = int(sch.get(loop).extent)
+    if extent < LANES:
+        outer, inner, lanes = sch.split(loop, [1, 1, extent])
+    else:
+        inner_extent = channel_blocks * LANES // unit.lanes
+        outer, inner, lanes = sch.split(loop, [None, inner_extent, unit.lanes])
+    if int(sch.get(lanes).extent) > 1:
+        sch.vectorize(lanes)
+    return outer, inner, lanes
+
+
+def _vectorize_channels(sch: s_tir.Schedule, block, unit: VectorUnit) -> None:
+    _split_channels(sch, sch.get_loops(block)[-1], 1, unit)
+
+
+def _schedule_reduction(
+    sch: s_tir.Schedule, nest: Nest, block: RegisterBlock, unit: VectorUnit
+) -> None:
+    assert nest.compute is not None
+    store, compute = sch.get_sblock(nest.block), sch.get_sblock(nest.compute)
+    sch.set_scope(compute, 0, "local")
+    # Phase 1
+    row, col, channel = sch.get_loops(store)[1:]
+    col_outer, col_inner = sch.split(col, [None, block.columns])
+    outer, inner, lanes = _split_channels(sch, channel, block.channel_blocks, unit)
+    sch.reorder(outer, row, col_outer, col_inner, inner, lanes)
+    # Phase 2
+    sch.compute_at(compute, col_outer, preserve_unit_loops=True)
+    sch.unroll(col_inner)
+    sch.unroll(inner)
+    spatial = sch.get_loops(compute)[-(3 + len(nest.reduction)) :]
+    row, col, channel, *reduction = spatial
+    _, inner, lanes = _split_channels(sch, channel, block.channel_blocks, unit)
+    sch.reorder(*reduction, row, col, inner, lanes)
+    sch.unroll(col)
+    sch.unroll(inner)
+    sch.decompose_reduction(compute, reduction[0])
