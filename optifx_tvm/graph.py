@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 REGION_OPS = ("conv2d", "conv2d_transpose", "max_pool2d", "avg_pool2d")
@@ -95,13 +95,13 @@ class Node:
     source: tuple[str, ...] = field(default=(), compare=False)
     """The operators of the model that it stands for, for messages; not part of its identity."""
 
-    @property
+    @cached_property
     def operands(self) -> tuple[str, ...]:
         """Tensors read by the prologue and the epilogue, in order, without repetition."""
         steps = (*self.prologue, *self.epilogue)
         return tuple(dict.fromkeys(t for step in steps for t in step.tensors))
 
-    @property
+    @cached_property
     def reads(self) -> tuple[str, ...]:
         """Every tensor it reads (activations and parameters), in order, without repetition."""
         weight = (self.weight,) if self.weight else ()
@@ -150,7 +150,8 @@ class ConvGraph:
         wanted = set(names)
         nodes = tuple(node for node in self.nodes if node.name in wanted)
         reads = tuple(dict.fromkeys(t for node in nodes for t in node.reads if t not in wanted))
-        params = tuple(t for t in reads if t in set(self.params))
+        known = set(self.params)
+        params = tuple(t for t in reads if t in known)
         outputs = tuple(
             node.name
             for node in nodes
@@ -201,8 +202,16 @@ class ConvGraph:
     def to_json(self) -> str:
         """Lossless text; see from_json."""
         value = {
-            "nodes": [asdict(node) for node in self.nodes],
-            "tensors": [asdict(spec) for spec in self.tensors.values()],
+            "nodes": [
+                {
+                    **_fields(node),
+                    "window": _fields(node.window),
+                    "prologue": [_fields(step) for step in node.prologue],
+                    "epilogue": [_fields(step) for step in node.epilogue],
+                }
+                for node in self.nodes
+            ],
+            "tensors": [_fields(spec) for spec in self.tensors.values()],
             "inputs": self.inputs,
             "params": self.params,
             "outputs": self.outputs,
@@ -249,3 +258,8 @@ class ConvGraph:
     def structural_hash(self) -> str:
         """Hex digest that is equal for equal structures, whatever the names."""
         return hashlib.sha256(self.canonical()[0].to_json().encode()).hexdigest()[:16]
+
+
+def _fields(value: TensorSpec | Window | Step | Node) -> dict[str, object]:
+    """Field -> value, not recursive (much faster than ``asdict``, and hashing needs it often)."""
+    return {f.name: getattr(value, f.name) for f in fields(value)}

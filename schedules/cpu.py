@@ -61,7 +61,7 @@ def register_block(nest: Nest, unit: VectorUnit) -> RegisterBlock:
     def score(columns: int, channel_blocks: int) -> float:
         count = channel_blocks * vectors
         used = width / (-(-width // columns) * columns)
-        if nest.kind != "conv":
+        if nest.kind not in ("conv", "grouped"):
             return used * min(columns * count, unit.accumulators // 2)
         return used * columns * count / (columns + count)
 

@@ -38,6 +38,8 @@ from optifx_tvm.schedules.steps import apply_steps, f32
 SLACK = 31
 """Columns that an accumulator may compute beyond its region, so that a register block need not
 divide the width: reads are clamped into the image, the surplus is never stored."""
+PITCH = 4
+"""Channels of a tile buffer are rounded up to this, so that its positions are aligned."""
 LOWEST = float(np.finfo(np.float32).min)
 """Padding value of max pooling."""
 
@@ -50,7 +52,8 @@ class Nest:
 
     block: str
     kind: str
-    """"conv", "depthwise", "pool" (with a compute nest), "elementwise", "load" or "border"."""
+    """"conv", "grouped", "depthwise", "pool" (with a compute nest), "elementwise", "load" or
+    "border"."""
     extents: tuple[int, int, int]
     """Rows, columns and channels that the nest covers in one tile."""
     writes_tile: bool
@@ -266,7 +269,7 @@ class _Emitter:
         return [self.group.by_name[c] for c in self.group.consumers[tensor]]
 
     def tile_fill(self, tensor: str) -> float | None:
-        """What tile ``tensor`` holds outside its image: the value its first padding reader wants."""
+        """What tile ``tensor`` holds outside its image: what its first padding reader wants."""
         for reader in self.readers(tensor):
             if (
                 tensor in reader.inputs
@@ -321,7 +324,8 @@ class _Emitter:
     def tile(self, name: str, tensor: str, region: Region, full: bool) -> _View:
         """Allocate a tile buffer."""
         channels = self.held(tensor, full)
-        shape = (*self.lead_extents, region.rows.extent, region.cols.extent, channels)
+        pitch = channels if channels < LANES else -(-channels // PITCH) * PITCH
+        shape = (*self.lead_extents, region.rows.extent, region.cols.extent, pitch)
         buffer = T.sblock_alloc_buffer(
             tuple(_i64(e) for e in shape), self.group.tensors[tensor].dtype
         )
@@ -591,8 +595,8 @@ class _Emitter:
         if node.op == "elementwise":
             return _Source(node.name, region, full, "elementwise", value)
         kind = "pool" if node.op.endswith("pool2d") else "conv"
-        if kind == "conv" and is_depthwise(self.group, node):
-            kind = "depthwise"
+        if kind == "conv" and node.groups > 1:
+            kind = "depthwise" if is_depthwise(self.group, node) else "grouped"
         compute = partial(self.compute, node, view, region, full)
         return _Source(node.name, region, full, kind, value, compute)
 
@@ -679,7 +683,7 @@ class _Emitter:
     ) -> tuple[Any, tuple[int, ...]]:
         """Emit the reduction of a convolution or pooling over ``box``, channels
         [first, first + extent) of what the tile holds; returns accumulator and reduction."""
-        w, shape = node.window, self.group.shape(node.name)
+        shape = self.group.shape(node.name)
         held = self.held(node.name, full)
         is_conv, is_max = node.weight is not None, node.op == "max_pool2d"
         depth = packed_weight_shape(node, self.group)[3] if is_conv else 1
@@ -755,7 +759,10 @@ class _Emitter:
         if d == 1:
             # Without dilation these are y = (o + p) mod s + s * j: no tap is tried in vain.
             source = (shifted // s).plus(index * -1) + -origin.base
-            kernel = tirx.floormod(shifted.expr, s) + tap * s if s > 1 else tap
+            # truncmod of what is not negative: TVM's FlattenBuffer mixes up the offsets of two
+            # floormods in one index (IterMapSimplify), and reads the wrong tap.
+            phase = tirx.truncmod((pos + (box.base + p) % s).expr, _i64(s))
+            kernel = phase + tap * s if s > 1 else tap
             return source, kernel, [kernel < k] if k % s else []
         numerator = shifted.plus(index * -d)
         whole = [tirx.floormod(numerator.expr, s) == 0] if s > 1 else []

@@ -23,7 +23,7 @@ from optifx_tvm.graph import ConvGraph, Node, Step
 from optifx_tvm.partition import Tile
 
 CHANNEL_PITCH = 16
-"""Channels of an on-chip buffer are rounded up to this."""
+"""Channels of an on-chip buffer are rounded up to this, unless there are fewer."""
 STAGING_BYTES = 16 * 1024
 """Shared memory of a GPU block that its schedule needs besides the buffers (weights, fragments)."""
 REUSE = 64
@@ -58,8 +58,8 @@ class Footprint:
     blocks: int
     waves: int
     """Rounds in which the device's units work through the blocks, one block a unit."""
-    halo: Mapping[str, tuple[int, int]]
-    """Activation -> rows and columns of its region beyond the tile's own share."""
+    space: TileSpace
+    """Regions of every activation, including their halos; see ``halo``."""
     stages: tuple[Stage, ...]
     """Of one block, in order."""
     flops: int
@@ -105,6 +105,18 @@ class Footprint:
         return sum(stage.weight_bytes for stage in self.stages)
 
 
+def halo(group: ConvGraph, space: TileSpace) -> Mapping[str, tuple[int, int]]:
+    """Activation -> rows and columns of its region beyond the tile's own share (with a single tile:
+    beyond the image)."""
+    found = {}
+    for tensor, region in space.regions.items():
+        shape = group.shape(tensor)
+        rows = region.rows.extent - (region.rows.step or shape[1])
+        cols = region.cols.extent - (region.cols.step or shape[2])
+        found[tensor] = (max(rows, 0), max(cols, 0))
+    return found
+
+
 def needs_padding(node: Node, group: ConvGraph) -> bool:
     """Does a valid output of ``node`` read positions outside its input image?"""
     if node.op in ("elementwise", "concat", "opaque"):
@@ -140,15 +152,22 @@ class GroupAnalysis:
         self.device = device
         self.capacity = device.block_bytes - (STAGING_BYTES if device.kind == "gpu" else 0)
         self.batch = group.shape(group.nodes[-1].name)[0]
-        self.item = {name: spec.bytes // _size(spec.shape) for name, spec in group.tensors.items()}
-        self.param_bytes = {t: group.tensors[t].bytes for t in group.params}
-        self.compulsory = sum(self.param_bytes.values()) + sum(
-            group.tensors[t].bytes for t in (*group.inputs, *group.outputs)
+        self.item = {t: spec.bytes // _size(spec.shape) for t, spec in group.tensors.items()}
+        self.compulsory = sum(spec.bytes for spec in group.tensors.values()) - sum(
+            group.tensors[n].bytes for n in group.by_name if n not in group.outputs
         )
-        self.buffered = [node for node in group.nodes if self._needs_buffer(node)]
+        self.written = sum(group.tensors[t].bytes for t in group.outputs)
+        self.readers = {
+            t: [group.by_name[c] for c in readers] for t, readers in group.consumers.items()
+        }
+        self.padded = {node.name: needs_padding(node, group) for node in group.nodes}
+        self.buffered = [node.name for node in group.nodes if self._needs_buffer(node)]
         self.staged = self._staged()
-        self.depths = {node.name: self._depth(node) for node in group.nodes}
-        self.needed = sum(self._flops(n, _size(group.shape(n.name)), None) for n in group.nodes)
+        self.work = [_work(node, group) for node in group.nodes]
+        self.needed = sum(
+            w.per_element * _size(group.shape(w.node)) + w.per_source * _size(group.shape(w.source))
+            for w in self.work
+        )
         self._spaces: dict[tuple[int, int], TileSpace] = {}
         self._plans: dict[int, Mapping[str, ChannelRange]] = {}
 
@@ -156,53 +175,54 @@ class GroupAnalysis:
         """See ``footprint``."""
         group, plan = self.group, self._plan(tile.channel_slices)
         space = self._space(tile)
-        area = {t: self._area(space, t) for t in space.regions}
-        blocks = self.batch * space.count[0] * space.count[1] * tile.channel_slices
+        rows, cols = space.count
+        area = {
+            t: _clip(region.rows, rows, group.shape(t)[1])
+            * _clip(region.cols, cols, group.shape(t)[2])
+            for t, region in space.regions.items()
+        }
+        blocks = self.batch * rows * cols * tile.channel_slices
 
         stages, onchip = [], 0
-        for node in group.nodes:
-            channels, positions = plan[node.name].extent, area[node.name]
-            source_area = area.get(node.inputs[0], positions)
-            depth, elements = self.depths[node.name], positions * channels
-            share = channels / group.shape(node.name)[-1]
-            params = sum(self.param_bytes.get(t, 0) for t in node.reads)
-            kind = self._kind(node)
-            read = elements * depth / (REUSE if kind == "matrix" else 1)
-            onchip += int(read) * self.item[node.inputs[0]]
+        for work in self.work:
+            channels, positions = plan[work.node].extent, area[work.node]
+            elements = positions * channels
+            sources = area.get(work.source, positions) * plan[work.source].extent
+            reuse = REUSE if work.kind == "matrix" else 1
+            onchip += elements * work.depth // reuse * self.item[work.source]
             stages.append(
                 Stage(
-                    node=node.name,
-                    kind=kind,
+                    node=work.node,
+                    kind=work.kind,
                     positions=positions,
                     channels=channels,
-                    depth=depth,
-                    flops=self._flops(node, elements, source_area * plan[node.inputs[0]].extent),
-                    weight_bytes=int(params * share),
+                    depth=work.depth,
+                    flops=elements * work.per_element + sources * work.per_source,
+                    weight_bytes=work.param_bytes * channels // group.shape(work.node)[-1],
                 )
             )
         buffers = {}
-        for node in self.buffered:
-            region = space.regions[node.name]
+        for name in self.buffered:
+            region = space.regions[name]
             positions = region.rows.extent * region.cols.extent
-            buffers[node.name] = self._bytes(node.name, positions, plan[node.name].extent)
+            buffers[name] = self._bytes(name, positions, plan[name].extent)
         for tensor, readers in self.staged:
             size = self._staged_bytes(space, plan, tensor, readers)
             buffers[f"{tensor}->{readers[0].name}"] = size
         onchip += sum(buffers.values())
         inputs = {t: self._input_bytes(space, t, plan[t].extent) for t in group.inputs}
-        written = sum(group.tensors[t].bytes for t in group.outputs)
         weights = sum(stage.weight_bytes for stage in stages)
         return Footprint(
             tiles=space.count,
             blocks=blocks,
             waves=-(-blocks // self.device.units),
-            halo={t: self._halo(space, t) for t in space.regions},
+            space=space,
             stages=tuple(stages),
             flops=blocks * sum(stage.flops for stage in stages),
             flops_matrix=blocks * sum(s.flops for s in stages if s.kind == "matrix"),
             flops_needed=self.needed,
             dram_bytes=self.compulsory,
-            l2_bytes=blocks * (weights + sum(inputs.values())) + written,
+            l2_bytes=blocks * (weights + sum(inputs.values())) + self.written,
             onchip_bytes=blocks * onchip,
             buffers=buffers,
             input_bytes=inputs,
@@ -220,21 +240,10 @@ class GroupAnalysis:
             self._plans[slices] = channel_plan(self.group, slices)
         return self._plans[slices]
 
-    def _area(self, space: TileSpace, tensor: str) -> int:
-        region, shape = space.regions[tensor], self.group.shape(tensor)
-        rows = _clip(region.rows, space.count[0], shape[1])
-        return rows * _clip(region.cols, space.count[1], shape[2])
-
-    def _halo(self, space: TileSpace, tensor: str) -> tuple[int, int]:
-        """Rows and columns beyond the tile's own share (with a single tile: beyond the image)."""
-        region, shape = space.regions[tensor], self.group.shape(tensor)
-        rows = region.rows.extent - (region.rows.step or shape[1])
-        cols = region.cols.extent - (region.cols.step or shape[2])
-        return max(rows, 0), max(cols, 0)
-
     def _bytes(self, tensor: str, positions: int, channels: int) -> int:
-        pitch = -(-channels // CHANNEL_PITCH) * CHANNEL_PITCH
-        return positions * pitch * self.item[tensor]
+        if channels > CHANNEL_PITCH:
+            channels = -(-channels // CHANNEL_PITCH) * CHANNEL_PITCH
+        return positions * channels * self.item[tensor]
 
     def _input_bytes(self, space: TileSpace, tensor: str, channels: int) -> int:
         """Bytes of an input that one block reads; positions outside the image are not read."""
@@ -244,55 +253,18 @@ class GroupAnalysis:
         rows = min(region.rows.extent, shape[1])
         return rows * min(region.cols.extent, shape[2]) * channels * self.item[tensor]
 
-    def _kind(self, node: Node) -> str:
-        if node.op in ("conv2d", "conv2d_transpose"):
-            per_group = self.group.shape(node.inputs[0])[-1] // node.groups
-            thin = is_depthwise(self.group, node) or (node.groups > 1 and per_group < 4)
-            return "depthwise" if thin else "matrix"
-        return "pool" if node.op.endswith("pool2d") else "copy"
-
-    def _depth(self, node: Node) -> int:
-        kernel = node.window.kernel[0] * node.window.kernel[1]
-        if node.op == "conv2d":
-            return kernel * self.group.shape(node.inputs[0])[-1] // node.groups
-        if node.op == "conv2d_transpose":
-            strides = node.window.strides[0] * node.window.strides[1]
-            depth = kernel * self.group.shape(node.inputs[0])[-1] // node.groups
-            return max(depth // strides, 1)
-        return kernel if node.op.endswith("pool2d") else 1
-
-    def _flops(self, node: Node, elements: int, source_elements: int | None) -> int:
-        """FLOP for ``elements`` of the result, with a prologue on ``source_elements`` (None: the
-        whole input)."""
-        if source_elements is None:
-            source_elements = _size(self.group.shape(node.inputs[0]))
-        per_element = _step_flops(node.epilogue)
-        if node.op.startswith("conv2d"):
-            per_element += 2 * self.depths[node.name]
-        elif node.op.endswith("pool2d"):
-            per_element += self.depths[node.name]
-        return elements * per_element + source_elements * _step_flops(node.prologue)
-
     # Which buffers a tile program has: the same rules as optifx_tvm.schedules.tile_program.
-
-    def _readers(self, tensor: str) -> list[Node]:
-        return [self.group.by_name[c] for c in self.group.consumers[tensor]]
 
     def _fill(self, tensor: str) -> str | None:
         """Operator kind whose padding value surrounds an intermediate; None if nobody pads it."""
-        for reader in self._readers(tensor):
-            if (
-                tensor in reader.inputs
-                and not reader.prologue
-                and needs_padding(reader, self.group)
-            ):
+        for reader in self.readers[tensor]:
+            if tensor in reader.inputs and not reader.prologue and self.padded[reader.name]:
                 return _fill(reader)
         return None
 
     def _is_staged(self, node: Node) -> bool:
         """Does the node read its input through a copy (prologue, padding of its own)?"""
-        padded = needs_padding(node, self.group)
-        if node.op == "concat" or not (node.prologue or padded):
+        if node.op == "concat" or not (node.prologue or self.padded[node.name]):
             return False
         source = node.inputs[0]
         inside = source in self.group.by_name
@@ -305,13 +277,13 @@ class GroupAnalysis:
             and node.name not in self.group.outputs
             and not node.epilogue
             and all(
-                self._is_staged(r) and node.name not in r.operands for r in self._readers(node.name)
+                self._is_staged(r) and node.name not in r.operands for r in self.readers[node.name]
             )
         )
 
     def _needs_buffer(self, node: Node) -> bool:
         """Is the result kept on chip? Parts of a concat are written in place."""
-        readers = self._readers(node.name)
+        readers = self.readers[node.name]
         if not readers or self._is_gathered(node):
             return False
         if len(readers) != 1 or node.name in self.group.outputs or node.op == "concat":
@@ -330,7 +302,7 @@ class GroupAnalysis:
         found: dict[tuple[object, ...], list[Node]] = {}
         for node in self.group.nodes:
             if self._is_staged(node):
-                fill = _fill(node) if needs_padding(node, self.group) else None
+                fill = _fill(node) if self.padded[node.name] else None
                 found.setdefault((node.inputs[0], node.prologue, fill), []).append(node)
         return [(str(key[0]), tuple(readers)) for key, readers in found.items()]
 
@@ -356,6 +328,46 @@ class GroupAnalysis:
 
 def _fill(node: Node) -> str:
     return "lowest" if node.op == "max_pool2d" else "zero"
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What one element of a node's result costs, whatever the tile."""
+
+    node: str
+    source: str
+    kind: str
+    depth: int
+    per_element: int
+    """FLOP of operator and epilogue."""
+    per_source: int
+    """FLOP of the prologue per input element."""
+    param_bytes: int
+
+
+def _work(node: Node, group: ConvGraph) -> _Work:
+    source = node.inputs[0]
+    taps = node.window.kernel[0] * node.window.kernel[1]
+    kind, depth, flops = "copy", 1, 0
+    if node.op.startswith("conv2d"):
+        per_group = group.shape(source)[-1] // node.groups
+        thin = is_depthwise(group, node) or (node.groups > 1 and per_group < 4)
+        strides = node.window.strides if node.op == "conv2d_transpose" else (1, 1)
+        kind = "depthwise" if thin else "matrix"
+        depth = max(taps * per_group // (strides[0] * strides[1]), 1)
+        flops = 2 * depth
+    elif node.op.endswith("pool2d"):
+        kind, depth, flops = "pool", taps, taps
+    params = set(group.params)
+    return _Work(
+        node=node.name,
+        source=source,
+        kind=kind,
+        depth=depth,
+        per_element=flops + _step_flops(node.epilogue),
+        per_source=_step_flops(node.prologue),
+        param_bytes=sum(group.tensors[t].bytes for t in node.reads if t in params),
+    )
 
 
 def _clip(axis: Region1D, count: int, size: int) -> int:

@@ -7,7 +7,8 @@ import random
 from optifx_tvm.errors import OptionError
 from optifx_tvm.graph import FUSIBLE_OPS, ConvGraph
 from optifx_tvm.partition import Group, Partition, Tile
-from optifx_tvm.partition_check import fusion_mode, group_fault, schedule_units
+from optifx_tvm.partition_check import group_fault, schedule_units
+from optifx_tvm.search.dag import fusion_mode
 
 _EDGES = (1, 2, 3, 4, 5, 7, 8, 16)
 
@@ -41,7 +42,9 @@ def random_partition(
         for name in united:
             groups[name] = united
     chosen = dict.fromkeys(groups.values())
-    return Partition(tuple(_group(graph, names, tiles[names]) for names in chosen), planner="random")
+    return Partition(
+        tuple(_group(graph, names, tiles[names]) for names in chosen), planner="random"
+    )
 
 
 def single_node_partition(graph: ConvGraph) -> Partition:

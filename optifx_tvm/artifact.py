@@ -1,0 +1,180 @@
+"""The file of a compiled model: a shared library followed by what describes it.
+
+Layout: library, description (JSON, UTF-8), trailer. ``dlopen`` ignores what follows the sections of
+a library, and reading from the end needs no code of the file to be run: a truncated library would
+kill the process with SIGBUS when loaded, so length and checksum are verified before that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from optifx_tvm.errors import ModelError, OutputError
+
+_TRAILER = struct.Struct("<QQI8s")
+"""Bytes of the library, bytes of the description, CRC-32 of both, magic."""
+_MAGIC = b"OPTIFX\x00\x01"
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Name, shape and dtype of an input or output."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a compiled model is."""
+
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    target: str
+    """The complete target, as JSON."""
+    target_kind: str
+    """"llvm" or "cuda"."""
+    host_architecture: str
+    """Processor architecture of the host code, for example "x86_64"."""
+    dtype: str | None
+    """"float16" where compiled in half precision; None: as the model is."""
+    planner: str
+    optifx_version: str
+    tvm_version: str
+    plan: Any = None
+    """The fusion plan, as plain JSON values; None where the pipeline gave none."""
+
+
+def write(path: Path, library: Path, info: ModelInfo) -> None:
+    """Write ``library`` and ``info`` to ``path``, which is replaced only by a complete file."""
+    description = json.dumps(asdict(info), separators=(",", ":")).encode()
+    with replacing(path) as out:
+        with library.open("rb") as source:
+            size = source.seek(0, os.SEEK_END) - _appended_bytes(source)
+            source.seek(0)
+            checksum = 0
+            for chunk in _chunks(source, size):
+                checksum = zlib.crc32(chunk, checksum)
+                out.write(chunk)
+        out.write(description)
+        checksum = zlib.crc32(description, checksum)
+        out.write(_TRAILER.pack(size, len(description), checksum, _MAGIC))
+
+
+def read_info(path: Path) -> ModelInfo:
+    """The description in ``path``; raises ModelError unless the whole file is sound and ours."""
+    try:
+        with path.open("rb") as source:
+            total = source.seek(0, os.SEEK_END)
+            trailer = _read_trailer(source)
+            if trailer is None:
+                raise ModelError(
+                    f"{path} is truncated or no model compiled by optifx: "
+                    "write it again with optifx compile"
+                )
+            size, length, expected, _ = trailer
+            if total != size + length + _TRAILER.size:
+                raise ModelError(
+                    f"{path} is damaged (it has {total} bytes, "
+                    f"{size + length + _TRAILER.size} were written): compile it again"
+                )
+            source.seek(0)
+            checksum = 0
+            for chunk in _chunks(source, size):
+                checksum = zlib.crc32(chunk, checksum)
+            description = source.read(length)
+    except FileNotFoundError as error:
+        raise ModelError(f"no such file: {path}") from error
+    except OSError as error:
+        raise ModelError(f"can't read {path}: {error.strerror}") from error
+    if zlib.crc32(description, checksum) != expected:
+        raise ModelError(f"{path} is damaged (its checksum is wrong): compile it again")
+    return _info_from_json(json.loads(description))
+
+
+def check_writable(path: Path) -> None:
+    """Raise OutputError where a file at ``path`` could not be written; leaves nothing behind."""
+    real = Path(os.path.realpath(path))
+    try:
+        there, regular = real.exists(), real.is_file()
+    except OSError as error:  # for example a name that is too long
+        raise OutputError(f"can't write {path}: {error.strerror}") from error
+    if there and not regular:
+        kind = "a folder" if real.is_dir() else "not a regular file"
+        raise OutputError(f"can't write {path}: it is {kind}; give the path of a file")
+    if not real.parent.is_dir():
+        raise OutputError(f"can't write {path}: there is no folder {real.parent}; make it first")
+    if not os.access(real.parent, os.W_OK | os.X_OK):
+        raise OutputError(f"can't write {path}: no permission in {real.parent}")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new binary file that takes the place of ``path`` once it is complete.
+
+    It is written beside ``path`` and renamed, so a failure leaves what was at ``path`` as it was.
+    Raises OutputError where that is impossible.
+    """
+    check_writable(path)
+    real = Path(os.path.realpath(path))
+    aside = real.with_name(f".{real.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            with aside.open("wb") as out:
+                yield out
+                out.flush()
+                os.fsync(out.fileno())
+            aside.replace(real)
+        finally:
+            aside.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"can't write {path}: {error.strerror or error}") from error
+
+
+def machine_architecture() -> str:
+    """Processor architecture of this machine, spelled as in LLVM's triples."""
+    name = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+
+
+def _chunks(source: BinaryIO, size: int) -> Iterator[bytes]:
+    while size > 0:
+        chunk = source.read(min(size, _CHUNK))
+        if not chunk:
+            return
+        size -= len(chunk)
+        yield chunk
+
+
+def _read_trailer(source: BinaryIO) -> tuple[int, int, int, bytes] | None:
+    total = source.seek(0, os.SEEK_END)
+    if total < _TRAILER.size:
+        return None
+    source.seek(total - _TRAILER.size)
+    size, length, checksum, magic = _TRAILER.unpack(source.read(_TRAILER.size))
+    return (size, length, checksum, magic) if magic == _MAGIC else None
+
+
+def _appended_bytes(source: BinaryIO) -> int:
+    """Bytes after the library itself: 0 for one fresh from the linker."""
+    trailer = _read_trailer(source)
+    return 0 if trailer is None else trailer[1] + _TRAILER.size
+
+
+def _info_from_json(values: dict[str, Any]) -> ModelInfo:
+    tensors = {
+        key: tuple(TensorInfo(t["name"], tuple(t["shape"]), t["dtype"]) for t in values[key])
+        for key in ("inputs", "outputs")
+    }
+    return ModelInfo(**{**values, **tensors})

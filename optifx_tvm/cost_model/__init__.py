@@ -1,0 +1,1 @@
+"""Predicted time of a fusion group: what the search minimises."""

@@ -1,0 +1,144 @@
+"""A closed-form cost model: what binds (arithmetic, a memory level, idle units) plus a share of the
+rest, because kernels overlap the two imperfectly."""
+
+from __future__ import annotations
+
+import math
+
+from optifx_tvm.analysis.footprint import Footprint, GroupAnalysis, Stage
+from optifx_tvm.device import DeviceSpec
+from optifx_tvm.graph import ConvGraph
+from optifx_tvm.partition import Tile
+
+EXPOSED = {"gpu": 0.3, "cpu": 0.6}
+"""Share of the times that do not bind which is not hidden behind the one that does. On a CPU the
+nests of a tile run one after the other, so that little is hidden."""
+LANES = 16
+"""Channels that a register block of a stage covers; a rest costs as much as a whole one."""
+GPU_EFFICIENCY = {"matrix": 0.6, "depthwise": 0.2, "pool": 0.2, "copy": 0.2}
+CPU_EFFICIENCY = {"matrix": 0.75, "depthwise": 0.3, "pool": 0.2, "copy": 0.15}
+TENSOR_CORE_EFFICIENCY = 0.45
+"""Reached share of the peak by kind of stage: of the float32 peak, except that dense float16
+convolutions of a GPU run on its tensor cores."""
+STAGE_US = 0.6
+"""GPU: latency of one stage of a block (barrier, first weights from L2)."""
+BLOCK_US = 0.7
+"""GPU: latency of a block before its first stage (first activations from L2)."""
+RESIDENT = 4
+"""GPU: most blocks of one SM that hide each other's latency."""
+
+LONE = 1.25
+"""GPU: factor on the time of a block that is alone on its SM: it waits at its own barriers."""
+
+
+class RooflineCostModel:
+    """Predictions for one device.
+
+    ``t`` is the time of one block on its unit, ``n = ceil(blocks / units)`` the blocks that the
+    busiest unit works through.
+
+    | term       | GPU                                   | CPU                                   |
+    |------------|---------------------------------------|---------------------------------------|
+    | arithmetic | n * sum over stages of FLOP / (peak of a unit * efficiency), channels rounded |
+    |            | up to 16 (GPU: positions too); * 1.25 if a block is alone on its SM           |
+    | on chip    | n * bytes / shared bandwidth of a SM  | n * 2 * buffers / L1 (or, if they     |
+    |            |                                       | exceed it, L2) bandwidth of a core    |
+    | streams    | n * weights and inputs of a block     | n * weights and inputs of a block     |
+    |            | / share of L2 bandwidth               | / bandwidth of where they stay; then  |
+    |            |                                       | outputs                               |
+    | device     | L2: all bytes; DRAM: weights once,    |                                       |
+    |            | activations that exceed half of L2    |                                       |
+    | latency    | ceil(n / resident) * (block + stages) | n * task                              |
+    | total      | launch + latency + max(terms) + exposed * (sum of terms - max)                |
+    """
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self.device = device
+        self._last: GroupAnalysis | None = None
+
+    def predict(self, group: ConvGraph, tile: Tile) -> float:
+        """See CostModel.predict."""
+        if self._last is None or self._last.group is not group:
+            self._last = GroupAnalysis(group, self.device)
+        found = self._last.footprint(tile)
+        if not found.fits and len(group.nodes) > 1:
+            return math.inf
+        half = any(spec.dtype == "float16" for spec in group.tensors.values())
+        times, latency = (self._gpu if self.device.kind == "gpu" else self._cpu)(group, found, half)
+        longest = max(times)
+        total = longest + EXPOSED[self.device.kind] * (sum(times) - longest) + latency
+        return self.device.launch_us + total * 1e6
+
+    def _arithmetic(self, stages: tuple[Stage, ...], half: bool) -> float:
+        """Seconds that one unit needs for one block's arithmetic."""
+        device, seconds = self.device, 0.0
+        gpu = device.kind == "gpu"
+        for stage in stages:
+            rate = device.fp32_flops * (GPU_EFFICIENCY if gpu else CPU_EFFICIENCY)[stage.kind]
+            padded = -(-stage.channels // LANES) * LANES / stage.channels
+            if stage.kind == "matrix" and half:
+                rate = device.fp16_flops * (TENSOR_CORE_EFFICIENCY if gpu else 1.0)
+            if stage.kind == "matrix" and gpu:
+                padded *= -(-stage.positions // 16) * 16 / stage.positions
+            seconds += stage.flops * padded * device.units / rate
+        return seconds
+
+    def _gpu(
+        self, group: ConvGraph, found: Footprint, half: bool
+    ) -> tuple[tuple[float, ...], float]:
+        device, n = self.device, found.waves
+        resident = max(1, min(RESIDENT, n, device.onchip_bytes // (found.shared_bytes + 16384)))
+        lone = 1.0 if resident > 1 else LONE
+        streamed = found.weight_bytes + sum(found.input_bytes.values())
+        dram = sum(
+            group.tensors[t].bytes
+            for t in (*group.inputs, *group.outputs)
+            if group.tensors[t].bytes > device.l2_bytes / 2
+        ) + sum(group.tensors[t].bytes for t in group.params)
+        times = (
+            n * self._arithmetic(found.stages, half) * lone,
+            found.onchip_bytes / found.blocks * n * device.units / device.onchip_bytes_per_s * lone,
+            n * streamed * device.units / device.l2_bytes_per_s,
+            found.l2_bytes / device.l2_bytes_per_s,
+            dram / device.dram_bytes_per_s,
+        )
+        stages = sum(stage.kind != "copy" for stage in found.stages)
+        latency = -(-n // resident) * (BLOCK_US + STAGE_US * max(stages, 1)) * 1e-6
+        return times, latency
+
+    def _cpu(
+        self, group: ConvGraph, found: Footprint, half: bool
+    ) -> tuple[tuple[float, ...], float]:
+        device, n = self.device, found.waves
+        buffers = found.shared_bytes
+        params = sum(group.tensors[t].bytes for t in group.params)
+        weights = found.weight_bytes * self._second_per_byte(params + buffers, private=True)
+        if params + buffers <= device.l2_bytes:  # fetched once, then found in L2
+            weights = weights * (n - 1) / n + params / n * self._second_per_byte(device.l3_bytes)
+        inputs = sum(
+            size * self._second_per_byte(group.tensors[t].bytes)
+            for t, size in found.input_bytes.items()
+        )
+        outputs = sum(
+            group.tensors[t].bytes * self._second_per_byte(group.tensors[t].bytes)
+            for t in group.outputs
+        )
+        level = (
+            device.onchip_bytes_per_s if buffers <= device.onchip_bytes else device.l2_bytes_per_s
+        )
+        times = (
+            n * self._arithmetic(found.stages, half),
+            n * 2 * buffers * device.units / level,
+            n * (weights + inputs) + outputs / min(found.blocks, device.units),
+        )
+        return times, n * device.task_us * 1e-6
+
+    def _second_per_byte(self, size: int, private: bool = False) -> float:
+        """Seconds a core needs per byte of something of ``size`` bytes, from where it stays."""
+        device = self.device
+        l2 = device.l2_bytes * (1 if private else device.units) // (1 if private else 2)
+        if size <= l2:
+            return device.units / device.l2_bytes_per_s
+        if size <= device.l3_bytes:
+            return device.units / device.l3_bytes_per_s
+        return device.units / device.dram_bytes_per_s

@@ -1,0 +1,47 @@
+"""The pipeline: one list of passes from an imported model to what ``tvm.compile`` builds."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.target import Target
+
+from optifx_tvm import passes
+from optifx_tvm.partition import Planner
+
+
+def fusion_passes(
+    target: Target, *, dtype: str | None = None, planner: str | Planner = "search"
+) -> list[tvm.transform.Pass]:
+    """Our own passes, in order, for use between other people's in a Sequential."""
+    return [
+        # 1. One canonical form: NHWC, batch norms folded, explicit padding, fp16 if asked.
+        passes.CanonicalizeConv(dtype=dtype),
+        # 2. Choose and outline the groups.
+        passes.AFusion(target=target, planner=planner),
+        # 3. Group -> tile program. Before LegalizeOps, which would lower the operators one by one.
+        passes.LowerFusionGroups(),
+        # 4. Tile program -> scheduled kernel.
+        passes.ScheduleFusionGroups(target=target),
+        # 5. What was not fused must be legal for TVM: it knows transposed convolution in NCHW only.
+        passes.RestoreTransposedConvLayout(),
+    ]
+
+
+def pipeline(
+    target: Target | None = None, *, dtype: str | None = None, planner: str | Planner = "search"
+) -> tvm.transform.Pass:
+    """Everything: our passes, then TVM's default pipeline for ``target`` (default: the current
+    target, else llvm). Pass it to ``tvm.compile(mod, target, relax_pipeline=...)``."""
+
+    @tvm.transform.module_pass(opt_level=0, name="OptiFX")
+    def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        chosen = target or Target.current(allow_none=True) or Target("llvm")
+        steps = fusion_passes(chosen, dtype=dtype, planner=planner)
+        with chosen:
+            return tvm.transform.Sequential([*steps, relax.get_default_pipeline(chosen)])(mod)
+
+    return run
+
+
+relax.register_pipeline("optifx")(pipeline)

@@ -1,0 +1,1 @@
+"""Planners: from a ConvGraph to the partition into fusion groups."""

@@ -1,0 +1,60 @@
+"""Planners by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from optifx_tvm.cost_model.base import CostModel
+from optifx_tvm.cost_model.roofline import RooflineCostModel
+from optifx_tvm.cost_model.tiles import TileChooser
+from optifx_tvm.device import DeviceSpec
+from optifx_tvm.errors import OptionError
+from optifx_tvm.graph import ConvGraph
+from optifx_tvm.partition import Partition, Planner
+from optifx_tvm.search.backtracking import Effort, plan_search
+from optifx_tvm.search.dag import Dag, partition_groups
+from optifx_tvm.search.greedy import plan_greedy, singles
+from optifx_tvm.search.pricing import Pricer
+
+PLANNERS = ("search", "greedy", "none")
+
+
+def make_planner(
+    planner: str | Callable[[ConvGraph], Partition],
+    device: DeviceSpec,
+    cost_model: CostModel | None = None,
+    time_budget: float = 10.0,
+) -> Planner:
+    """A planner for ``device``.
+
+    ``planner``: "search" (backtracking), "greedy", "none" (every operator its own kernel), or a
+    callable, which is returned as it is. ``cost_model`` defaults to the roofline of the device;
+    ``time_budget`` is in seconds. Raises OptionError for other names or a budget that is not
+    positive.
+    """
+    if callable(planner):
+        return planner
+    if planner not in PLANNERS:
+        raise OptionError(
+            f"planner {planner!r} is not known; supported: {', '.join(PLANNERS)} or a callable"
+        )
+    if time_budget <= 0:
+        raise OptionError(f"time budget {time_budget} s is not positive; give it in seconds")
+    choose = TileChooser(device, cost_model or RooflineCostModel(device))
+
+    def plan(graph: ConvGraph) -> Partition:
+        pricer = Pricer(Dag(graph), choose)
+        if planner == "search":
+            return plan_search(pricer, Effort(seconds=time_budget))
+        if planner == "greedy":
+            return plan_greedy(pricer, time_budget)
+        return _plan_none(pricer)
+
+    return plan
+
+
+def _plan_none(pricer: Pricer) -> Partition:
+    started = time.monotonic()
+    groups = partition_groups(pricer.dag, ((c.mask, pricer.group(c)) for c in singles(pricer)))
+    return Partition(groups, (), "none", time.monotonic() - started)

@@ -1,0 +1,236 @@
+"""Half precision with single-precision accumulation, on the NHWC form.
+
+Runs last in ``CanonicalizeConv``. What reaches memory between kernels is float16, what happens
+inside one is float32:
+
+* convolutions read float16 data and weights (weights are cast here, with numpy) and give float32
+  (``out_dtype``); element-wise operators compute in float32, on float32 constants;
+* a value is cast to float16 where its element-wise chain ends: where a convolution, a pooling, a
+  concatenation or another operator that moves data reads it, or where it feeds several chains.
+  All its readers then start from the float16 value;
+* pooling windows of more than 64 positions are averaged in float32;
+* everything else (softmax, matmul, operators not known here) keeps float32;
+* network inputs keep their type, outputs too unless ``keep_fp32_outputs`` is off.
+
+Only float32 modules change; convolutions that are in float16 already are left alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.ir import GenericConst
+
+from optifx_tvm.errors import OptionError
+from optifx_tvm.passes.dataflow import (
+    Call,
+    DataflowRewriter,
+    Expr,
+    Var,
+    bound_values,
+    constant,
+    dtype_of,
+    ints,
+    op_name,
+    rewrite_functions,
+)
+from optifx_tvm.passes.layouts import ELEMENTWISE, VIEWS, named
+from optifx_tvm.passes.operators import CONVOLUTIONS, conv_like
+
+_HALF, _FULL = "float16", "float32"
+
+_MOVERS = VIEWS | named(
+    "concat", "split", "strided_slice", "nn.pad", "nn.max_pool2d", "nn.avg_pool2d"
+)
+"""Read and give float16: they move values, or lose little by it (a mean over a small window)."""
+
+_LARGE_WINDOW = 64
+
+
+def _window(call: Call) -> int:
+    return int(np.prod(ints(call.attrs.pool_size)))
+
+
+class _ToHalf(DataflowRewriter):
+    def __init__(self, mod: tvm.IRModule, func: relax.Function, keep_fp32_outputs: bool) -> None:
+        super().__init__(mod, func)
+        blocks = func.body.blocks if isinstance(func.body, relax.SeqExpr) else []
+        # Code outside the block reads its outputs with the types they have.
+        self._keep_outputs = keep_fp32_outputs or len(blocks) != 1
+        self._halves: dict[Var, Var] = {}
+        self._ends = chain_ends(func)
+        self._outputs: dict[Var, Var] = {}
+
+    def rewrite_result(self, result: Expr) -> Expr:
+        if isinstance(result, relax.Tuple):
+            return relax.Tuple([self.rewrite_result(field) for field in result.fields])
+        return self._outputs.get(result, result) if isinstance(result, Var) else result
+
+    def result_type(self) -> tvm.ir.Type | None:
+        return None if self._outputs else super().result_type()
+
+    def rewrite_call(self, call: Call, source: Call) -> Expr:
+        name = op_name(call) or ""
+        if name in CONVOLUTIONS and dtype_of(source.args[0]) == _FULL:
+            data, weight = (self._half(arg) for arg in source.args)
+            return conv_like(source, data, weight, out_dtype=_FULL)
+        if name in _MOVERS and self._moves_half(name, source):
+            return Call(call.op, [self._half(arg) for arg in source.args], call.attrs)
+        args = [self._full(arg) for arg in source.args]
+        return Call(call.op, args, call.attrs, call.ty_args)
+
+    def bind(self, var: Var, value: Expr) -> None:
+        if not isinstance(var, relax.DataflowVar):
+            self._bind_output(var, value)
+            return
+        if isinstance(value, relax.Tuple):
+            super().bind(var, relax.Tuple([self._full(f) for f in self._source_fields(var)]))
+            return
+        new = value if isinstance(value, Var | GenericConst) else self.emit(value)
+        if var in self._ends and dtype_of(new) == _FULL:
+            new = self.emit(relax.op.astype(new, _HALF))
+        self.map(var, new)
+
+    def _bind_output(self, var: Var, value: Expr) -> None:
+        if isinstance(value, relax.Tuple):
+            fields = self._source_fields(var)
+            value = relax.Tuple([self._as_output(f, self.new(f)) for f in fields])
+        else:
+            value = self._as_output(var, value)
+        value = self.builder.normalize(value)
+        new = var
+        if not tvm_ffi.structural_equal(var.ty, value.ty):
+            new = self._outputs[var] = relax.Var(var.name, value.ty)
+        self.builder.emit_normalized(relax.VarBinding(new, value))
+        self._values[new] = value
+        self.map(var, new)
+
+    def _source_fields(self, var: Var) -> list[Expr]:
+        source = self.source_values[var]
+        assert isinstance(source, relax.Tuple)
+        return list(source.fields)
+
+    def _as_output(self, source: Expr, value: Expr) -> Expr:
+        """``value``, the new form of ``source``, in the type that an output has."""
+        wanted = dtype_of(source)
+        if wanted == _FULL and not self._keep_outputs:
+            wanted = _HALF
+        value = self.builder.normalize(value)
+        if not wanted or dtype_of(value) == wanted:
+            return value
+        leaf = value if isinstance(value, Var | GenericConst) else self.emit(value)
+        return self.emit(relax.op.astype(leaf, wanted))
+
+    def _moves_half(self, name: str, source: Call) -> bool:
+        if name == "relax.nn.avg_pool2d" and _window(source) > _LARGE_WINDOW:
+            return False
+        data = source.args[0]
+        fields = list(data.fields) if isinstance(data, relax.Tuple) else [data]
+        floats = all(dtype_of(field) in (_FULL, _HALF) for field in fields)
+        # A view of what stays float32 (a network input, logits) is no reason to round it.
+        return floats and (name not in VIEWS or dtype_of(self.new(data)) == _HALF)
+
+    def _half(self, source: Expr) -> Expr:
+        """The float16 form of a source argument that is float32; others unchanged."""
+        if isinstance(source, relax.Tuple):
+            return relax.Tuple([self._half(field) for field in source.fields])
+        value = self.new(source)
+        if dtype_of(value) != _FULL:
+            return value
+        if isinstance(value, GenericConst):
+            return constant(value.value.numpy(), _HALF)
+        if not isinstance(value, Var):
+            return value
+        if value not in self._halves:
+            self._halves[value] = self.emit(relax.op.astype(value, _HALF))
+        return self._halves[value]
+
+    def _full(self, source: Expr) -> Expr:
+        """A source argument in the type it had. Each reader gets a cast of its own: a shared one
+        would be a float32 copy of the whole value in memory."""
+        if isinstance(source, relax.Tuple):
+            return relax.Tuple([self._full(field) for field in source.fields])
+        value = self.new(source)
+        if dtype_of(source) == _FULL and dtype_of(value) == _HALF:
+            return self.emit(relax.op.astype(value, _FULL))
+        return value
+
+
+def chain_ends(func: relax.Function) -> set[Var]:
+    """The float32 variables of ``func`` to be rounded to float16 (see the module's text)."""
+    readers = _readers(func)
+    ends: set[Var] = set()
+    reached: dict[Var, frozenset[Var]] = {}
+    for var, value in reversed(list(bound_values(func).items())):
+        reached[var] = frozenset((var,))
+        uses = readers.get(var, [])
+        if dtype_of(var) != _FULL or not isinstance(var, relax.DataflowVar):
+            continue
+        if any(not _passes_on(call) and not _reads_half(call) for _, call in uses):
+            continue
+        if any(_reads_half(call) or (_is_view(call) and user in ends) for user, call in uses):
+            ends.add(var)
+            continue
+        onward = frozenset().union(*(reached.get(user, frozenset()) for user, _ in uses))
+        if len(onward) > 1 and not _is_view(value):
+            ends.add(var)
+        elif onward:
+            reached[var] = onward
+    return ends
+
+
+def _readers(func: relax.Function) -> dict[Var, list[tuple[Var, Expr]]]:
+    """Who reads each variable: the variables bound, and what they are bound to."""
+    readers: dict[Var, list[tuple[Var, Expr]]] = {}
+    for var, value in bound_values(func).items():
+        args = list(value.args) if isinstance(value, Call) else [value]
+        for arg in args:
+            for leaf in arg.fields if isinstance(arg, relax.Tuple) else [arg]:
+                if isinstance(leaf, relax.TupleGetItem):
+                    leaf = leaf.tuple_value
+                if isinstance(leaf, Var):
+                    readers.setdefault(leaf, []).append((var, value))
+    return readers
+
+
+def _is_view(value: Expr) -> bool:
+    return op_name(value) in VIEWS
+
+
+def _passes_on(value: Expr) -> bool:
+    return op_name(value) in ELEMENTWISE or _is_view(value)
+
+
+def _reads_half(value: Expr) -> bool:
+    name = op_name(value)
+    if name in CONVOLUTIONS:
+        return True
+    if name == "relax.nn.avg_pool2d" and isinstance(value, Call):
+        return _window(value) <= _LARGE_WINDOW
+    return name in _MOVERS - VIEWS
+
+
+@tvm.transform.module_pass(opt_level=0, name="ConvertPrecision")
+@dataclass(frozen=True)
+class ConvertPrecision:
+    """Convolutions in float16 with float32 accumulation."""
+
+    dtype: str = "float16"
+    """"float16"; "float32" changes nothing."""
+
+    keep_fp32_outputs: bool = True
+    """Whether network outputs keep their type; if not, float32 outputs become float16."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (_HALF, _FULL):
+            raise OptionError(f"dtype is {self.dtype!r}; supported are 'float32' and 'float16'")
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns a rewritten copy of ``mod``."""
+        if self.dtype == _FULL:
+            return mod
+        return rewrite_functions(mod, _ToHalf, keep_fp32_outputs=self.keep_fp32_outputs)

@@ -1,0 +1,139 @@
+"""CUDA template for the ordinary cores: fp32, or fp16 with fp32 accumulation.
+
+Phase 1  split the columns and channels of each reducing nest into register tiles, channels fastest
+         over the threads (coalesced weights and stores)
+Phase 2  compute each accumulator in registers inside its store nest's tile, while the nest is plain
+Phase 3  fuse the tiles of a nest and deal them out to the threads of the block
+Phase 4  copies, borders and element-wise nests: 4 channels a thread where they divide
+
+A block is one iteration of the program's outer loop, bound to blockIdx.x by the builder. Tiles live
+in ``shared.dyn``: TVM puts the barriers between the nests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.sym import Analyzer
+
+from optifx_tvm.schedules.tile_program import Nest, TileProgram
+
+VECTOR = 4
+"""Channels that one thread handles together."""
+WARP = 32
+CHANNEL = 6
+"""Index of the channel among a block's iterators: after the 4 outer ones, row and column."""
+
+
+@dataclass(frozen=True)
+class SimtConfig:
+    """The template's choices."""
+
+    threads: int
+    columns: int
+    """Columns of a register tile (times 4 channels)."""
+
+
+def default_config(program: TileProgram) -> SimtConfig:
+    """Enough threads for the largest nest at 4 columns each, at most 256; narrower register tiles
+    where that would leave most threads without work."""
+    for columns in (4, 2, 1):
+        jobs = max(_jobs(nest, columns) for nest in program.nests)
+        if jobs >= 128:
+            break
+    threads = min(256, max(WARP, -(-jobs // WARP) * WARP))
+    return SimtConfig(threads, columns)
+
+
+def _jobs(nest: Nest, columns: int) -> int:
+    rows, cols, channels = nest.extents
+    width = columns if nest.compute else 1
+    return rows * -(-cols // width) * -(-channels // VECTOR)
+
+
+def schedule_simt(program: TileProgram, config: SimtConfig | None = None) -> tirx.PrimFunc:
+    """Apply the template."""
+    config = config or default_config(program)
+    sch = s_tir.Schedule(program.func)
+    for nest in program.nests:
+        store = sch.get_sblock(nest.block)
+        if nest.writes_tile:
+            sch.set_scope(store, 0, "shared.dyn")
+        if nest.compute:
+            _schedule_reduction(sch, nest, config)
+        else:
+            row, col, channel = sch.get_loops(store)[1:]
+            outer, _ = _split_channels(sch, channel, [store])
+            _deal_out(sch, [row, col, outer], config.threads)
+    (func,) = (f for _, f in sch.mod.functions_items())
+    return func
+
+
+def _split_channels(sch: s_tir.Schedule, loop, blocks: list):
+    """Split a channel loop into (outer, lanes); vector accesses where all of ``blocks`` can."""
+    extent = int(sch.get(loop).extent)
+    width = VECTOR if extent % VECTOR == 0 else 1
+    outer, inner = sch.split(loop, [None, width])
+    _vectorize_or_unroll(sch, inner, all(_is_aligned(sch.get(b)) for b in blocks))
+    return outer, inner
+
+
+def _is_aligned(block) -> bool:
+    """Are all accesses of VECTOR channels from a multiple of VECTOR on naturally aligned, which
+    a GPU demands? Not so where a pitch or the offset of a concat's slice is odd."""
+    channel = block.iter_vars[CHANNEL].var
+    vector = tirx.Var("vector", "int64") * VECTOR
+    first = (tirx.Var, lambda var: vector if var.same_as(channel) else var)
+    analyzer = Analyzer()
+    aligned = True
+
+    def visit(access) -> None:
+        nonlocal aligned
+        *outer, last = access.indices
+        found = analyzer.modular_set(tvm_ffi.structural_map(last, first))
+        pitch = int(access.buffer.ty.shape[-1]) if outer else 0
+        aligned &= not (pitch % VECTOR or found.coeff % VECTOR or found.base % VECTOR)
+
+    tvm_ffi.structural_walk(block.body, ((tirx.BufferLoad, tirx.BufferStore), visit))
+    return aligned
+
+
+def _vectorize_or_unroll(sch: s_tir.Schedule, loop, vectorize: bool) -> None:
+    if int(sch.get(loop).extent) == 1:
+        return
+    if vectorize:
+        sch.vectorize(loop)
+    else:
+        sch.unroll(loop)
+
+
+def _deal_out(sch: s_tir.Schedule, loops: list, threads: int) -> None:
+    job = sch.fuse(*loops)
+    _, thread = sch.split(job, [None, threads])
+    sch.bind(thread, "threadIdx.x")
+
+
+def _schedule_reduction(sch: s_tir.Schedule, nest: Nest, config: SimtConfig) -> None:
+    assert nest.compute is not None
+    store, compute = sch.get_sblock(nest.block), sch.get_sblock(nest.compute)
+    sch.set_scope(compute, 0, "local")
+    # Phase 1
+    row, col, channel = sch.get_loops(store)[1:]
+    col_outer, col_inner = sch.split(col, [None, min(config.columns, nest.extents[1])])
+    outer, inner = _split_channels(sch, channel, [store])
+    sch.reorder(row, col_outer, outer, col_inner, inner)
+    sch.unroll(col_inner)
+    # Phase 2
+    sch.compute_at(compute, outer, preserve_unit_loops=True)
+    loops = sch.get_loops(compute)[-(3 + len(nest.reduction)) :]
+    compute_row, compute_col, compute_channel, *reduction = loops
+    sch.reorder(*reduction, compute_row, compute_col, compute_channel)
+    sch.unroll(compute_col)
+    # Lanes of a grouped convolution may read different input channels, which is no vector load.
+    vectorize = nest.kind != "grouped" and _is_aligned(sch.get(compute))
+    _vectorize_or_unroll(sch, compute_channel, vectorize)
+    # Phase 3; only then split off the initialisation: bind refuses an accumulator with two writers
+    _deal_out(sch, [row, col_outer, outer], config.threads)
+    sch.decompose_reduction(compute, reduction[0])
