@@ -83,7 +83,7 @@ def schedule_cpu(program: TileProgram, target: Target) -> tirx.PrimFunc:
     sch = s_tir.Schedule(program.func)
     for nest in program.nests:
         if nest.compute is None:
-            _vectorize_channels(sch, sch.get_sblock(nest.block), unit)
+            _schedule_copy(sch, sch.get_sblock(nest.block), unit)
         else:
             _schedule_reduction(sch, nest, register_block(nest, unit), unit)
     (func,) = (f for _, f in sch.mod.functions_items())
@@ -103,8 +103,12 @@ def _split_channels(sch: s_tir.Schedule, loop, channel_blocks: int, unit: Vector
     return outer, inner, lanes
 
 
-def _vectorize_channels(sch: s_tir.Schedule, block, unit: VectorUnit) -> None:
-    _split_channels(sch, sch.get_loops(block)[-1], 1, unit)
+def _schedule_copy(sch: s_tir.Schedule, block, unit: VectorUnit) -> None:
+    row, col, channel = sch.get_loops(block)[1:]
+    _split_channels(sch, channel, 1, unit)
+    # One long loop: LLVM would unroll short ones whole, which for the 20 parts of a concat takes
+    # seconds to compile and runs no faster.
+    sch.fuse(row, col)
 
 
 def _schedule_reduction(

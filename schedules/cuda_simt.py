@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.ir import TensorLoad
 from tvm.sym import Analyzer
 
 from optifx_tvm.schedules.tile_program import Nest, TileProgram
@@ -61,6 +62,10 @@ def schedule_simt(program: TileProgram, config: SimtConfig | None = None) -> tir
         store = sch.get_sblock(nest.block)
         if nest.writes_tile:
             sch.set_scope(store, 0, "shared.dyn")
+            # Every position, at least every row, starts at a whole vector; and so does the tile
+            # that comes next in shared memory, for TVM packs them without gaps.
+            channels = int(sch.get(store).writes[0].source.ty.shape[-1])
+            sch.storage_align(store, 0, -2 if channels >= VECTOR else -3, VECTOR, 0)
         if nest.compute:
             _schedule_reduction(sch, nest, config)
         else:
@@ -82,7 +87,8 @@ def _split_channels(sch: s_tir.Schedule, loop, blocks: list):
 
 def _is_aligned(block) -> bool:
     """Are all accesses of VECTOR channels from a multiple of VECTOR on naturally aligned, which
-    a GPU demands? Not so where a pitch or the offset of a concat's slice is odd."""
+    a GPU demands? Not so where the pitch of an input or output or the offset of a concat's slice
+    is odd (tiles have aligned pitches)."""
     channel = block.iter_vars[CHANNEL].var
     vector = tirx.Var("vector", "int64") * VECTOR
     first = (tirx.Var, lambda var: vector if var.same_as(channel) else var)
@@ -92,11 +98,16 @@ def _is_aligned(block) -> bool:
     def visit(access) -> None:
         nonlocal aligned
         *outer, last = access.indices
-        found = analyzer.modular_set(tvm_ffi.structural_map(last, first))
-        pitch = int(access.buffer.ty.shape[-1]) if outer else 0
+        start = tvm_ffi.structural_map(last, first)
+        if start.same_as(last):  # the same element for all lanes
+            return
+        found = analyzer.modular_set(start)
+        buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
+        is_param = buffer.ty.storage_scope == "global"
+        pitch = int(buffer.ty.shape[-1]) if outer and is_param else 0
         aligned &= not (pitch % VECTOR or found.coeff % VECTOR or found.base % VECTOR)
 
-    tvm_ffi.structural_walk(block.body, ((tirx.BufferLoad, tirx.BufferStore), visit))
+    tvm_ffi.structural_walk(block.body, ((TensorLoad, tirx.BufferStore), visit))
     return aligned
 
 

@@ -38,8 +38,6 @@ from optifx_tvm.schedules.steps import apply_steps, f32
 SLACK = 31
 """Columns that an accumulator may compute beyond its region, so that a register block need not
 divide the width: reads are clamped into the image, the surplus is never stored."""
-PITCH = 4
-"""Channels of a tile buffer are rounded up to this, so that its positions are aligned."""
 LOWEST = float(np.finfo(np.float32).min)
 """Padding value of max pooling."""
 
@@ -225,6 +223,11 @@ def _i64(value: int) -> tirx.IntImm:
     return tirx.IntImm("int64", value)
 
 
+def _constant(value: float, dtype: str) -> tirx.FloatImm:
+    """A constant, the lowest float32 as the lowest number of ``dtype``."""
+    return tirx.FloatImm(dtype, max(value, float(np.finfo(str(dtype)).min)))
+
+
 def _all(conditions: list[Expr]) -> Expr | None:
     result = None
     for condition in conditions:
@@ -324,8 +327,7 @@ class _Emitter:
     def tile(self, name: str, tensor: str, region: Region, full: bool) -> _View:
         """Allocate a tile buffer."""
         channels = self.held(tensor, full)
-        pitch = channels if channels < LANES else -(-channels // PITCH) * PITCH
-        shape = (*self.lead_extents, region.rows.extent, region.cols.extent, pitch)
+        shape = (*self.lead_extents, region.rows.extent, region.cols.extent, channels)
         buffer = T.sblock_alloc_buffer(
             tuple(_i64(e) for e in shape), self.group.tensors[tensor].dtype
         )
@@ -480,9 +482,7 @@ class _Emitter:
         condition = _all(wanted)
         if target.region is not None:
             if condition is not None:
-                value = tirx.if_then_else(
-                    condition, value, tirx.Cast(dtype, f32(target.fill or 0.0))
-                )
+                value = tirx.if_then_else(condition, value, _constant(target.fill or 0.0, dtype))
             index = [
                 *lead,
                 spatial[0] + (box.rows.base - target.region.rows.base),
@@ -513,7 +513,7 @@ class _Emitter:
             "left": (top, 0, bottom - top, left),
             "right": (top, right, bottom - top, region.cols.extent - right),
         }
-        fill = tirx.Cast(target.buffer.ty.dtype, f32(target.fill))
+        fill = _constant(target.fill, target.buffer.ty.dtype)
         for side, (row, col, rows, cols) in strips.items():
             if rows <= 0 or cols <= 0:
                 continue
