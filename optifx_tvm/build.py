@@ -21,6 +21,7 @@ from optifx_tvm.partition import Planner
 from optifx_tvm.passes.afusion import PLAN_ATTR
 from optifx_tvm.pipelines import pipeline
 from optifx_tvm.progress import Listener, bar, listening, report
+from optifx_tvm.records import Database
 from optifx_tvm.runtime import CompiledModel, ScratchFolder
 from optifx_tvm.target import host_architecture, is_cuda, resolve_target
 
@@ -36,6 +37,7 @@ def compile(
     dtype: str | None = None,
     input_shapes: str | Mapping[str, Sequence[int]] | None = None,
     planner: str | Planner = "search",
+    database: Database | None = None,
     progress: bool | Listener = False,
 ) -> CompiledModel:
     """Compile ``model`` for ``target``.
@@ -44,7 +46,7 @@ def compile(
     ``"zoo:NAME"``). ``target``: see ``resolve_target``; by default the GPU found, else this CPU.
     ``dtype``: "float16" computes in half precision with float32 accumulation. ``input_shapes``
     fixes symbolic sizes. ``planner``: "search", "greedy", "none" or a callable
-    ``ConvGraph -> Partition``. ``progress``: True shows a bar, or a
+    ``ConvGraph -> Partition``. ``database``: tuned tiles. ``progress``: True shows a bar, or a
     callable is told (stage, done, total).
 
     Raises an OptiFXError where model, target or option are at fault.
@@ -56,7 +58,7 @@ def compile(
         _check_nvcc()
     with bar() if progress is True else listening(progress or None):
         module = _stage(0, import_model, model, input_shapes=input_shapes, dtype=dtype)
-        passes = pipeline(resolved, dtype=dtype, planner=planner)
+        passes = pipeline(resolved, dtype=dtype, planner=planner, database=database)
         with pass_context(resolved):
             with resolved:
                 lowered = _stage(1, passes, module)

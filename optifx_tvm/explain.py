@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tvm
 from tvm.target import Target
 
 from optifx_tvm import passes
@@ -47,9 +48,9 @@ def explain(
         plans.append((graph, choose(graph)))
         return plans[-1][1]
 
+    steps = [passes.CanonicalizeConv(dtype=dtype), passes.AFusion(resolved, recording)]
     with resolved:
-        canonical = passes.CanonicalizeConv(dtype=dtype)(module)
-        passes.AFusion(target=resolved, planner=recording)(canonical)
+        tvm.transform.Sequential(steps)(module)
     partitions = [partition for _, partition in plans]
     return {
         "groups": [_group(graph, group, device) for graph, part in plans for group in part.groups],

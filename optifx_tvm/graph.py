@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from typing import Any
 
 REGION_OPS = ("conv2d", "conv2d_transpose", "max_pool2d", "avg_pool2d")
 FUSIBLE_OPS = (*REGION_OPS, "elementwise", "concat")
@@ -226,14 +227,15 @@ class ConvGraph:
         def steps(items: list[dict]) -> tuple[Step, ...]:
             return tuple(Step(i["op"], tuple(i["args"])) for i in items)
 
+        def window(item: dict[str, Any]) -> Window:
+            return Window(**{k: tuple(v) if isinstance(v, list) else v for k, v in item.items()})
+
         nodes = tuple(
             Node(
                 name=n["name"],
                 op=n["op"],
                 inputs=tuple(n["inputs"]),
-                window=Window(
-                    **{k: tuple(v) if isinstance(v, list) else v for k, v in n["window"].items()}
-                ),
+                window=window(n["window"]),
                 weight=n["weight"],
                 groups=n["groups"],
                 prologue=steps(n["prologue"]),

@@ -311,7 +311,8 @@ def _resize(node: Node, builder: relax.BlockBuilder) -> Expr | None:
     if node.attrs.get("antialias", 0):
         raise UnsupportedNode("antialias=1")
     shape = node.shape()
-    size = _resized_shape(node, shape)
+    exact_size = _resized_shape(node, shape)
+    size = [math.floor(extent + 1e-5) for extent in exact_size]
     if size[:2] != list(shape[:2]):
         raise UnsupportedNode("it changes the batch or the channels")
     # Before opset 11 there was one rule for coordinates, Upsample's.
@@ -325,6 +326,12 @@ def _resize(node: Node, builder: relax.BlockBuilder) -> Expr | None:
     methods = {"nearest": "nearest_neighbor", "linear": "linear", "cubic": "cubic"}
     if method not in methods or mode == "tf_crop_and_resize":
         raise UnsupportedNode(f"mode '{method}', coordinates '{mode}'")
+    whole = all(abs(extent - exact) < 1e-3 for extent, exact in zip(size, exact_size, strict=True))
+    if not whole and mode != "align_corners":
+        raise UnsupportedNode(
+            f"scales that give a fractional size {exact_size}, from which the result's coordinates "
+            "would be computed; give sizes"
+        )
     if len(shape) != 4:
         return None
     return relax.op.image.resize2d(
@@ -340,21 +347,21 @@ def _resize(node: Node, builder: relax.BlockBuilder) -> Expr | None:
     )
 
 
-def _resized_shape(node: Node, shape: tuple[int, ...]) -> list[int]:
-    """The result's shape, from constant scales or sizes of all axes or of ``axes``."""
+def _resized_shape(node: Node, shape: tuple[int, ...]) -> list[float]:
+    """The result's shape, from constant scales or sizes of all axes or of ``axes``; not rounded."""
     axes = node.attrs.get("axes")
     used = range(len(shape)) if axes is None else [int(axis) % len(shape) for axis in axes]
     first = 1 if node.op == "Upsample" or node.opset < 11 else 2
     given = node.attrs.get("scales")
     scales = node.array(first, "scales") if given is None else np.array(given)
     sizes = node.array(3, "sizes")
-    result = list(shape)
+    result = [float(extent) for extent in shape]
     if scales is not None and scales.size:
         for axis, scale in zip(used, scales, strict=True):
-            result[axis] = math.floor(shape[axis] * float(scale))
+            result[axis] = shape[axis] * float(scale)
     elif sizes is not None and sizes.size:
         for axis, size in zip(used, sizes, strict=True):
-            result[axis] = int(size)
+            result[axis] = float(size)
     else:
         raise UnsupportedNode("neither scales nor sizes are given")
     return result

@@ -6,6 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from optifx_tvm.analysis.channels import ChannelError, channel_plan
 from optifx_tvm.analysis.region import RegionError, tile_space
 from optifx_tvm.errors import OptionError
 from optifx_tvm.graph import FUSIBLE_OPS, ConvGraph
@@ -44,7 +45,8 @@ def group_fault(group: ConvGraph, tile: Tile) -> str | None:
         return f"tile {tile.height}x{tile.width} in {tile.channel_slices} slices is not positive"
     try:
         tile_space(group, (tile.height, tile.width))
-    except RegionError as error:
+        channel_plan(group, tile.channel_slices)
+    except (RegionError, ChannelError) as error:
         return str(error)
     return None
 

@@ -8,10 +8,15 @@ from tvm.target import Target
 
 from optifx_tvm import passes
 from optifx_tvm.partition import Planner
+from optifx_tvm.records import Database
 
 
 def fusion_passes(
-    target: Target, *, dtype: str | None = None, planner: str | Planner = "search"
+    target: Target,
+    *,
+    dtype: str | None = None,
+    planner: str | Planner = "search",
+    database: Database | None = None,
 ) -> list[tvm.transform.Pass]:
     """Our own passes, in order, for use between other people's in a Sequential."""
     return [
@@ -22,14 +27,18 @@ def fusion_passes(
         # 3. Group -> tile program. Before LegalizeOps, which would lower the operators one by one.
         passes.LowerFusionGroups(),
         # 4. Tile program -> scheduled kernel.
-        passes.ScheduleFusionGroups(target=target),
+        passes.ScheduleFusionGroups(target=target, database=database),
         # 5. What was not fused must be legal for TVM: it knows transposed convolution in NCHW only.
         passes.RestoreTransposedConvLayout(),
     ]
 
 
 def pipeline(
-    target: Target | None = None, *, dtype: str | None = None, planner: str | Planner = "search"
+    target: Target | None = None,
+    *,
+    dtype: str | None = None,
+    planner: str | Planner = "search",
+    database: Database | None = None,
 ) -> tvm.transform.Pass:
     """Everything: our passes, then TVM's default pipeline for ``target`` (default: the current
     target, else llvm). Pass it to ``tvm.compile(mod, target, relax_pipeline=...)``."""
@@ -37,7 +46,7 @@ def pipeline(
     @tvm.transform.module_pass(opt_level=0, name="OptiFX")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         chosen = target or Target.current(allow_none=True) or Target("llvm")
-        steps = fusion_passes(chosen, dtype=dtype, planner=planner)
+        steps = fusion_passes(chosen, dtype=dtype, planner=planner, database=database)
         with chosen:
             return tvm.transform.Sequential([*steps, relax.get_default_pipeline(chosen)])(mod)
 

@@ -37,6 +37,7 @@ from optifx_tvm.passes.dataflow import (
     ints,
     op_name,
     rewrite_functions,
+    tuple_fields,
 )
 from optifx_tvm.passes.layouts import ELEMENTWISE, VIEWS, named
 from optifx_tvm.passes.operators import CONVOLUTIONS, conv_like
@@ -70,8 +71,11 @@ class _ToHalf(DataflowRewriter):
             return relax.Tuple([self.rewrite_result(field) for field in result.fields])
         return self._outputs.get(result, result) if isinstance(result, Var) else result
 
-    def result_type(self) -> tvm.ir.Type | None:
-        return None if self._outputs else super().result_type()
+    def result_type(self, result: Expr) -> tvm.ir.Type:
+        if not self._outputs:
+            return super().result_type(result)
+        fields = tuple_fields(result)
+        return result.ty if fields is None else relax.TupleType([f.ty for f in fields])
 
     def rewrite_call(self, call: Call, source: Call) -> Expr:
         name = op_name(call) or ""
@@ -79,9 +83,8 @@ class _ToHalf(DataflowRewriter):
             data, weight = (self._half(arg) for arg in source.args)
             return conv_like(source, data, weight, out_dtype=_FULL)
         if name in _MOVERS and self._moves_half(name, source):
-            return Call(call.op, [self._half(arg) for arg in source.args], call.attrs)
-        args = [self._full(arg) for arg in source.args]
-        return Call(call.op, args, call.attrs, call.ty_args)
+            return self.with_args(source, [self._half(arg) for arg in source.args])
+        return self.with_args(source, [self._full(arg) for arg in source.args])
 
     def bind(self, var: Var, value: Expr) -> None:
         if not isinstance(var, relax.DataflowVar):
@@ -90,7 +93,11 @@ class _ToHalf(DataflowRewriter):
         if isinstance(value, relax.Tuple):
             super().bind(var, relax.Tuple([self._full(f) for f in self._source_fields(var)]))
             return
-        new = value if isinstance(value, Var | GenericConst) else self.emit(value)
+        if value.same_as(self.source_values[var]) and not isinstance(value, Var):
+            super().bind(var, value)
+            new: Expr = var
+        else:
+            new = value if isinstance(value, Var | GenericConst) else self.emit(value)
         if var in self._ends and dtype_of(new) == _FULL:
             new = self.emit(relax.op.astype(new, _HALF))
         self.map(var, new)
@@ -137,7 +144,7 @@ class _ToHalf(DataflowRewriter):
     def _half(self, source: Expr) -> Expr:
         """The float16 form of a source argument that is float32; others unchanged."""
         if isinstance(source, relax.Tuple):
-            return relax.Tuple([self._half(field) for field in source.fields])
+            return self.tuple_of(source, [self._half(field) for field in source.fields])
         value = self.new(source)
         if dtype_of(value) != _FULL:
             return value
@@ -153,7 +160,7 @@ class _ToHalf(DataflowRewriter):
         """A source argument in the type it had. Each reader gets a cast of its own: a shared one
         would be a float32 copy of the whole value in memory."""
         if isinstance(source, relax.Tuple):
-            return relax.Tuple([self._full(field) for field in source.fields])
+            return self.tuple_of(source, [self._full(field) for field in source.fields])
         value = self.new(source)
         if dtype_of(source) == _FULL and dtype_of(value) == _HALF:
             return self.emit(relax.op.astype(value, _FULL))

@@ -142,6 +142,8 @@ class _ToNHWC(DataflowRewriter):
             return self._permute(var, call)
         if name == "relax.reshape":
             return self._reshape(var, call)
+        if name in CONVOLUTIONS and str(call.attrs.data_layout) == "NHWC":
+            return self._repack_kernel(var, call)
         rule = self._rules.get(name or "")
         if rule is None or not isinstance(call.ty, relax.TensorType):
             return False
@@ -299,6 +301,16 @@ class _ToNHWC(DataflowRewriter):
         self._tuples[var] = self.emit(relax.op.split(data, parts, axis))
         # Somebody may read the tuple as a whole; unread, the NCHW split disappears again.
         super()._binding(relax.VarBinding(var, call))
+        return True
+
+    def _repack_kernel(self, var: Var, call: Call) -> bool:
+        """A convolution that is in NHWC, its constant weight in another order than ours."""
+        weight, kernel = array_of(call.args[1]), str(call.attrs.kernel_layout)
+        wanted = _CONV_KERNEL[op_name(call) or ""][1]
+        if weight is None or kernel == wanted or sorted(kernel) != sorted(wanted):
+            return False
+        packed = constant(weight.transpose([kernel.index(axis) for axis in wanted]))
+        self.bind(var, conv_like(call, self.new(call.args[0]), packed, kernel_layout=wanted))
         return True
 
     def _get_item(self, var: Var, item: relax.TupleGetItem) -> bool:

@@ -156,10 +156,11 @@ class DataflowRewriter:
             for block in body.blocks
         ]
         self.builder.end_scope()
+        result = self.rewrite_result(body.body)
         rebuilt = relax.Function(
             self.func.params,
-            relax.SeqExpr(blocks, self.rewrite_result(body.body)),
-            ret_ty=self.result_type(),
+            relax.SeqExpr(blocks, result),
+            ret_ty=self.result_type(result),
             is_pure=self.func.is_pure,
             attrs=self.func.attrs,
         )
@@ -177,13 +178,18 @@ class DataflowRewriter:
         """Hook: the function's result; only a pass that changes output types needs it."""
         return result
 
-    def result_type(self) -> tvm.ir.Type | None:
-        """Hook: the function's return type, None to infer it."""
+    def result_type(self, result: Expr) -> tvm.ir.Type:
+        """Hook: the function's return type."""
         return self.func.ret_ty
 
     def bind(self, var: Var, value: Expr) -> None:
         """Binds the source variable ``var`` to ``value`` in the new block."""
-        if isinstance(var, relax.DataflowVar):
+        if value.same_as(self.source_values[var]) and not isinstance(value, Var):
+            # Unchanged: kept with its variable, which spares inferring its type again.
+            self.builder.emit_normalized(relax.VarBinding(var, value))
+            self._values[var] = value
+            self.map(var, var)
+        elif isinstance(var, relax.DataflowVar):
             if isinstance(value, Var | GenericConst):
                 self.map(var, value)
             else:
@@ -208,6 +214,8 @@ class DataflowRewriter:
 
     def normalized(self, call: Call) -> Call:
         """``call`` with its type inferred (an operator on leaves stays the one call it is)."""
+        if isinstance(call.ty, relax.TensorType | relax.TupleType):
+            return call
         result = self.builder.normalize(call)
         assert isinstance(result, Call), f"{op_name(call)} did not normalise to a call"
         return result
@@ -217,8 +225,7 @@ class DataflowRewriter:
         if isinstance(expr, Var):
             return self._mapped.get(expr, expr)
         if isinstance(expr, relax.Tuple):
-            fields = [self.new(field) for field in expr.fields]
-            return relax.Tuple(fields)
+            return self.tuple_of(expr, [self.new(field) for field in expr.fields])
         return expr
 
     def value_of(self, expr: Expr) -> Expr | None:
@@ -256,24 +263,30 @@ class DataflowRewriter:
         elif isinstance(value, Call):
             self.bind(var, self.rewrite_call(self.renewed(value), value))
         elif isinstance(value, relax.TupleGetItem):
-            item = relax.TupleGetItem(self.new(value.tuple_value), value.index)
+            source = self.new(value.tuple_value)
+            kept = source.same_as(value.tuple_value)
+            item = value if kept else relax.TupleGetItem(source, value.index)
             self.bind(var, self.rewrite_get_item(item))
         else:
             self.bind(var, self.new(value))
 
     def renewed(self, call: Call) -> Call:
         """``call`` on the new arguments; the same object when none of them changed."""
-        args = [self.new(arg) for arg in call.args]
-        if all(self._same(a, b) for a, b in zip(args, call.args, strict=True)):
+        return self.with_args(call, [self.new(arg) for arg in call.args])
+
+    @staticmethod
+    def with_args(call: Call, args: list[Expr]) -> Call:
+        """``call`` on ``args``; the same object when they are the ones it has."""
+        if all(new.same_as(old) for new, old in zip(args, call.args, strict=True)):
             return call
         return Call(call.op, args, call.attrs, call.ty_args)
 
     @staticmethod
-    def _same(left: Expr, right: Expr) -> bool:
-        if isinstance(left, relax.Tuple) and isinstance(right, relax.Tuple):
-            pairs = zip(left.fields, right.fields, strict=True)
-            return all(a.same_as(b) for a, b in pairs)
-        return left.same_as(right)
+    def tuple_of(source: relax.Tuple, fields: list[Expr]) -> relax.Tuple:
+        """A tuple of ``fields``; the same object as ``source`` when they are the ones it has."""
+        if all(new.same_as(old) for new, old in zip(fields, source.fields, strict=True)):
+            return source
+        return relax.Tuple(fields)
 
 
 def rewrite_functions(

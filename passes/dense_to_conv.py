@@ -54,12 +54,12 @@ class _DenseToConv(DataflowRewriter):
 
     def _dense(self, call: Call) -> Expr:
         image, weight = self._image_of(call.args[0]), array_of(call.args[1])
-        if image is None or weight is None or weight.ndim != 2 or call.attrs.out_dtype:
+        if image is None or weight is None or weight.ndim != 2:
             return call
         shape = static_shape(image)
         layout = layout_of(self, image)
         assert shape is not None
-        if layout is None:
+        if layout is None or dtype_of(call) != dtype_of(image):
             return call
         extent = dict(zip(layout, shape, strict=True))
         if extent["H"] * extent["W"] > _MAX_WINDOW:

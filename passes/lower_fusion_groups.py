@@ -98,9 +98,7 @@ class _Rewriter(PyExprMutator):
             elif len(graph.shape(tensor)) == 1:
                 arg = self.flatten(arg, graph.shape(tensor)[0])
             args.append(arg)
-        types = [
-            relax.TensorType(graph.shape(o), graph.tensors[o].dtype) for o in graph.outputs
-        ]
+        types = [relax.TensorType(graph.shape(o), graph.tensors[o].dtype) for o in graph.outputs]
         out_ty = types[0] if len(types) == 1 else types
         return relax.call_tir(self.kernels[name], relax.Tuple(args), out_ty)
 

@@ -40,7 +40,7 @@ class VectorUnit:
 
 def vector_unit(target: Target) -> VectorUnit:
     """The vector unit of an llvm target, from its -mcpu and -mattr."""
-    for feature, unit in (("avx512f", VectorUnit(16, 28)), ("avx2", VectorUnit(8, 12))):
+    for feature, unit in (("avx512f", VectorUnit(16, 24)), ("avx2", VectorUnit(8, 12))):
         if _has_feature(target, feature):
             return unit
     return VectorUnit(4, 24 if "aarch64" in str(target.attrs.get("mtriple", "")) else 12)

@@ -24,6 +24,8 @@ from optifx_tvm.schedules.tile_program import Nest, TileProgram
 VECTOR = 4
 """Channels that one thread handles together."""
 WARP = 32
+BLOCK = "blockIdx.x"
+"""What the builder has bound the outer loop to."""
 CHANNEL = 6
 """Index of the channel among a block's iterators: after the 4 outer ones, row and column."""
 
@@ -54,14 +56,16 @@ def _jobs(nest: Nest, columns: int) -> int:
     return rows * -(-cols // width) * -(-channels // VECTOR)
 
 
-def schedule_simt(program: TileProgram, config: SimtConfig | None = None) -> tirx.PrimFunc:
-    """Apply the template."""
+def schedule_simt(
+    program: TileProgram, config: SimtConfig | None = None, tiles_in: str = "shared.dyn"
+) -> tirx.PrimFunc:
+    """Apply the template. ``tiles_in`` "global" is slow but needs no shared memory."""
     config = config or default_config(program)
     sch = s_tir.Schedule(program.func)
     for nest in program.nests:
         store = sch.get_sblock(nest.block)
-        if nest.writes_tile:
-            sch.set_scope(store, 0, "shared.dyn")
+        if nest.writes_tile and tiles_in != "global":
+            sch.set_scope(store, 0, tiles_in)
             # Every position, at least every row, starts at a whole vector; and so does the tile
             # that comes next in shared memory, for TVM packs them without gaps.
             channels = int(sch.get(store).writes[0].source.ty.shape[-1])
@@ -73,7 +77,27 @@ def schedule_simt(program: TileProgram, config: SimtConfig | None = None) -> tir
             outer, _ = _split_channels(sch, channel, [store])
             _deal_out(sch, [row, col, outer], config.threads)
     (func,) = (f for _, f in sch.mod.functions_items())
-    return func
+    return _one_kernel_per_nest(func) if tiles_in == "global" else func
+
+
+def _one_kernel_per_nest(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Launch the nests one after the other: TVM allocates global memory between kernels only."""
+
+    def launch(loop: tirx.For, nest: tirx.Stmt) -> tirx.For:
+        old, block = loop.thread_binding, tirx.Var("block", loop.loop_var.ty)
+        body = tvm_ffi.structural_map(
+            nest, (tirx.Var, lambda v: block if v.same_as(loop.loop_var) else v)
+        )
+        binding = tirx.IterVar(None, tirx.Var("", block.ty), old.iter_type, old.thread_tag)
+        return tirx.For(block, loop.min, loop.extent, loop.kind, body, binding)
+
+    def divide(loop: tirx.For) -> tirx.Stmt:
+        is_outer = loop.thread_binding is not None and loop.thread_binding.thread_tag == BLOCK
+        if not is_outer or not isinstance(loop.body, tirx.SeqStmt):
+            return loop
+        return tirx.SeqStmt([launch(loop, nest) for nest in loop.body.seq])
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, divide)))
 
 
 def _split_channels(sch: s_tir.Schedule, loop, blocks: list):

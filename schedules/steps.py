@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tvm import tirx
 
 from optifx_tvm.graph import Step
 
-Expr = tirx.Expr if hasattr(tirx, "Expr") else object
+Expr = Any  # TIR expressions: TVM's Python layer has no precise static types
 
 
 def f32(value: float) -> tirx.FloatImm:
@@ -16,7 +17,7 @@ def f32(value: float) -> tirx.FloatImm:
     return tirx.FloatImm("float32", value)
 
 
-def _erf(x):
+def _erf(x: Expr) -> Expr:
     """Rational approximation of erf on [-4, 4] (odd polynomial over even polynomial, relative
     error below 1e-6): unlike a call of libm it can be vectorised, and it is the same on a GPU."""
     x = tirx.max(tirx.min(x, f32(4.0)), f32(-4.0))
@@ -55,7 +56,7 @@ _BINARY = {
 }
 
 
-def apply_steps(steps: Sequence[Step], head, read: Callable[[str], object]):
+def apply_steps(steps: Sequence[Step], head: Expr, read: Callable[[str], Expr]) -> Expr:
     """The value of the last of ``steps`` when the chain starts from ``head`` (float32).
 
     ``read(tensor)`` gives the float32 element of an operand at the current position. A cast to

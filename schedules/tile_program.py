@@ -200,6 +200,8 @@ class _Target:
     """First channel: not 0 for a slice of a concat."""
     fill: float | None = None
     """What positions outside the image hold; None if nobody reads them."""
+    is_slice: bool = False
+    """Is this one part of a tile that others complete?"""
     epilogue: tuple[Step, ...] = ()
     """Of the concat that is written in place."""
 
@@ -489,6 +491,13 @@ class _Emitter:
                 spatial[1] + (box.cols.base - target.region.cols.base),
                 held + target.offset,
             ]
+            if target.is_slice:
+                # Schedule wants to see a read region covered by writers in an order in which their
+                # slices stay contiguous, which a concat's parts need not do: each writer is
+                # declared to write all channels. Nothing but that check reads the declaration.
+                channels = slice(_i64(0), target.buffer.ty.shape[-1])
+                T.reads(*self.reads)
+                T.writes(target.buffer[(*index[:-1], channels)])
             T.buffer_store(target.buffer, value, index)
             return
         rows, cols = self.in_image(at)
@@ -561,7 +570,7 @@ class _Emitter:
             return _Target(self.globals[concat.name], None, offset, epilogue=concat.epilogue)
         view = self.own_tile(concat)
         fill = self.tile_fill(concat.name)
-        return _Target(view.buffer, view.region, offset, fill, concat.epilogue)
+        return _Target(view.buffer, view.region, offset, fill, True, concat.epilogue)
 
     def emit_concat(self, concat: Node, has_tile: bool) -> None:
         """Copy the parts that were not written in place."""
@@ -628,7 +637,7 @@ class _Emitter:
             pieces = gathered.inputs
         offset = 0
         for index, piece in enumerate(pieces):
-            target = _Target(view.buffer, region, offset, key[2])
+            target = _Target(view.buffer, region, offset, key[2], len(pieces) > 1)
             source = self.stage(piece, node.prologue, region, full, offset)
             self.write(f"{name}_{index}", source, target)
             offset += self.group.shape(piece)[3]
@@ -715,7 +724,7 @@ class _Emitter:
                 block_index = tirx.floordiv(channel, LANES)
                 lane = tirx.floormod(channel, LANES)
                 k = reduce[2] if depth > 1 else _i64(0)
-                weight = self.globals[node.weight]
+                weight = self.globals[node.weight or ""]
                 value = value * self.load(weight, [block_index, rows[1], cols[1], k, lane])
             valid = _all(rows[2] + cols[2])
             if valid is not None:

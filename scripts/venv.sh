@@ -22,8 +22,8 @@ make_venv() {
     wanted="$PWD $(cat setup.py pyproject.toml optifx_tvm/__init__.py | cksum)"
     if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
         step "install"
-        "$VENV_PYTHON" -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=23.1'
-        "$VENV_PYTHON" -m pip install --quiet --disable-pip-version-check -e '.[test]'
+        "$VENV_PYTHON" -m pip install -qq --disable-pip-version-check --upgrade 'pip>=23.1'
+        "$VENV_PYTHON" -m pip install -qq --disable-pip-version-check -e '.[test]'
         printf '%s' "$wanted" > "$stamp"
     fi
 }

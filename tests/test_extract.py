@@ -2,39 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-import tvm
 from tvm import relax
 
-from optifx_tvm.errors import ModelError
 from optifx_tvm.extract import extract_graph
 from optifx_tvm.graph import Step
-from tests.support.relax_nets import Net, feed, interpret, nn, op, run
-
-
-def _nodes(mod) -> dict:
-    """Node name -> (op, inputs, prologue ops, epilogue ops)."""
-    return {
-        node.name: (
-            node.op,
-            node.inputs,
-            [step.op for step in node.prologue],
-            [step.op for step in node.epilogue],
-        )
-        for node in extract_graph(mod).graph.nodes
-    }
-
-
-def _kinds(mod) -> list[tuple[str, list[str], list[str]]]:
-    return [(kind, before, after) for kind, _, before, after in _nodes(mod).values()]
-
-
-def _check_numbers(mod, tolerance: float = 1e-5) -> None:
-    args = feed(mod)
-    for wanted, got in zip(run(mod, args), interpret(mod, args), strict=True):
-        assert np.abs(wanted).max() > 0.05
-        np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
+from tests.support.relax_nets import Net, check_interpreted, nn, op, stage_kinds, stages
 
 
 def test_conv_bias_relu_is_one_node() -> None:
@@ -55,7 +28,7 @@ def test_conv_bias_relu_is_one_node() -> None:
     assert found.graph.params == (node.weight, bias)
     assert found.graph.outputs == ("gv",)
     assert found.values["gv"].same_as(mod["main"].body.blocks[0].bindings[-1].var)
-    _check_numbers(mod)
+    check_interpreted(mod)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +67,8 @@ def test_activations_are_epilogues(activation, steps) -> None:
     net = Net()
     x = net.input(1, 5, 4, 3)
     mod = net.module(lambda: activation(net, net.bias(net.conv(x, 4))))
-    assert _kinds(mod) == [("conv2d", [], ["add", *steps])]
-    _check_numbers(mod)
+    assert stage_kinds(mod) == [("conv2d", [], ["add", *steps])]
+    check_interpreted(mod)
 
 
 def test_the_later_producer_takes_a_residual_add() -> None:
@@ -108,12 +81,12 @@ def test_the_later_producer_takes_a_residual_add() -> None:
         return net.relu(net.add(left, right))
 
     mod = net.module(body)
-    assert _nodes(mod) == {
+    assert stages(mod) == {
         "lv1": ("conv2d", ("x",), [], ["add"]),
         "gv": ("conv2d", ("x",), [], ["add", "add", "relu"]),
     }
     assert extract_graph(mod).graph.by_name["gv"].epilogue[1] == Step("add", ("lv1", 1))
-    _check_numbers(mod)
+    check_interpreted(mod)
 
 
 def test_a_residual_of_the_nodes_own_input_is_an_operand() -> None:
@@ -122,7 +95,7 @@ def test_a_residual_of_the_nodes_own_input_is_an_operand() -> None:
     mod = net.module(lambda: net.add(net.conv(x, 4, 3), x))
     (node,) = extract_graph(mod).graph.nodes
     assert node.epilogue == (Step("add", (0, "x")),)
-    _check_numbers(mod)
+    check_interpreted(mod)
 
 
 def test_values_read_elsewhere_end_the_chain() -> None:
@@ -134,12 +107,12 @@ def test_values_read_elsewhere_end_the_chain() -> None:
         return net.relu(biased), net.conv(biased, 3)
 
     mod = net.module(body)
-    assert _nodes(mod) == {
+    assert stages(mod) == {
         "lv1": ("conv2d", ("x",), [], ["add"]),
         "gv": ("elementwise", ("lv1",), [], ["relu"]),
         "gv1": ("conv2d", ("lv1",), [], []),
     }
-    _check_numbers(mod)
+    check_interpreted(mod)
 
 
 def test_an_output_in_the_middle_ends_the_chain() -> None:
@@ -150,7 +123,7 @@ def test_an_output_in_the_middle_ends_the_chain() -> None:
         middle = net.bias(net.conv(x, 4))
         return middle, net.relu(middle)
 
-    assert _kinds(net.module(body)) == [("conv2d", [], ["add"]), ("elementwise", [], ["relu"])]
+    assert stage_kinds(net.module(body)) == [("conv2d", [], ["add"]), ("elementwise", [], ["relu"])]
 
 
 def test_squeeze_and_excite() -> None:
@@ -164,14 +137,14 @@ def test_squeeze_and_excite() -> None:
         return net.add(net.conv(net.emit(op.multiply(y, gate)), 8), x)
 
     mod = net.module(body)
-    assert _kinds(mod) == [
+    assert stage_kinds(mod) == [
         ("conv2d", [], ["sigmoid", "multiply"]),
         ("avg_pool2d", [], []),
         ("conv2d", [], ["add", "relu"]),
         ("conv2d", [], ["sigmoid"]),
         ("conv2d", ["multiply"], ["add"]),
     ]
-    _check_numbers(mod)
+    check_interpreted(mod)
 
 
 def test_densenet_chain_reads_the_original_parts() -> None:
@@ -196,7 +169,7 @@ def test_densenet_chain_reads_the_original_parts() -> None:
     for reader in readers:
         assert [step.op for step in reader.prologue] == ["multiply", "add", "relu"]
     assert all(node.op in ("conv2d", "concat") for node in nodes)
-    _check_numbers(mod)
+    check_interpreted(mod)
 
 
 def test_bn_relu_of_a_concat_with_several_readers_is_its_epilogue() -> None:
@@ -208,13 +181,13 @@ def test_bn_relu_of_a_concat_with_several_readers_is_its_epilogue() -> None:
         return net.conv(joined, 3), net.pool(joined)
 
     mod = net.module(body)
-    assert _kinds(mod) == [
+    assert stage_kinds(mod) == [
         ("conv2d", [], []),
         ("concat", [], ["multiply", "add", "relu"]),
         ("conv2d", [], []),
         ("max_pool2d", [], []),
     ]
-    _check_numbers(mod)
+    check_interpreted(mod)
 
 
 def test_nasnet_relu_of_a_shared_tensor_is_a_prologue() -> None:
@@ -227,21 +200,21 @@ def test_nasnet_relu_of_a_shared_tensor_is_a_prologue() -> None:
         return net.add(left, right)
 
     mod = net.module(body)
-    assert _kinds(mod) == [
+    assert stage_kinds(mod) == [
         ("conv2d", ["relu"], []),
         ("conv2d", [], []),
         ("conv2d", ["relu"], []),
         ("conv2d", [], ["add"]),
     ]
-    _check_numbers(mod)
+    check_interpreted(mod)
 
 
 def test_max_pool_takes_a_prologue_and_pads_after_it() -> None:
     net = Net()
     x = net.input(1, 5, 5, 4)
     mod = net.module(lambda: net.pool(net.emit(op.exp(net.emit(op.negative(x)))), pad=1))
-    assert _kinds(mod) == [("max_pool2d", ["negative", "exp"], [])]
-    _check_numbers(mod)
+    assert stage_kinds(mod) == [("max_pool2d", ["negative", "exp"], [])]
+    check_interpreted(mod)
 
 
 @pytest.mark.parametrize("include", [False, True])
@@ -255,7 +228,7 @@ def test_pooling(include: bool, ceil: bool) -> None:
         mean = net.pool(x, "avg", pad=pad, ceil=ceil, count_include_pad=include)
         return mean, net.pool(x, "max", k=2, pad=pad, ceil=ceil)
 
-    _check_numbers(net.module(body))
+    check_interpreted(net.module(body))
 
 
 def test_transposed_convolution_with_output_padding() -> None:
@@ -272,7 +245,7 @@ def test_transposed_convolution_with_output_padding() -> None:
     mod = net.module(body)
     (node,) = extract_graph(mod).graph.nodes
     assert node.window.padding == (1, 0, -1, -1)
-    _check_numbers(mod)
+    check_interpreted(mod)
 
 
 def test_half_precision_chain_ends_in_a_cast() -> None:
@@ -287,14 +260,14 @@ def test_half_precision_chain_ends_in_a_cast() -> None:
         return net.cast(net.relu(joined), "float16")
 
     mod = net.module(body)
-    assert _kinds(mod) == [
+    assert stage_kinds(mod) == [
         ("conv2d", ["cast:float16"], ["add", "relu", "cast:float16"]),
         ("conv2d", [], ["add", "cast:float32", "add", "relu", "cast:float16"]),
     ]
     graph = extract_graph(mod).graph
     assert [graph.tensors[node.name].dtype for node in graph.nodes] == ["float16", "float16"]
     assert graph.nodes[1].epilogue[1] == Step("cast:float32", (graph.nodes[0].name,))
-    _check_numbers(mod, tolerance=2e-3)
+    check_interpreted(mod, tolerance=2e-3)
 
 
 def test_a_cast_read_by_two_chains_is_copied_into_both() -> None:
@@ -309,208 +282,5 @@ def test_a_cast_read_by_two_chains_is_copied_into_both() -> None:
 
     mod = net.module(body)
     chain = ["cast:float32", "add", "cast:float16"]
-    assert _kinds(mod) == [("conv2d", [], chain), ("conv2d", [], chain)]
-    _check_numbers(mod, tolerance=2e-3)
-
-
-def test_weights_and_constants_that_are_function_parameters() -> None:
-    net = Net()
-    x, weight = net.input(1, 5, 5, 4), net.input(6, 3, 3, 4, name="w")
-    bias, scale = net.input(1, 1, 1, 6, name="b"), net.input(6, name="s")
-
-    def body():
-        y = net.emit(op.add(net.conv(x, 6, 3, weight=weight), bias))
-        return net.relu(net.emit(op.multiply(y, scale)))
-
-    mod = net.module(body)
-    found = extract_graph(mod)
-    assert found.graph.inputs == ("x",)
-    assert found.graph.params == ("w", "b", "s")
-    assert found.graph.shape("b") == (6,)
-    assert _kinds(mod) == [("conv2d", [], ["add", "multiply", "relu"])]
-    _check_numbers(mod)
-
-
-def test_one_parameter_as_weight_and_as_data_has_two_names() -> None:
-    net = Net()
-    x = net.input(4, 3, 3, 4)
-    mod = net.module(lambda: net.conv(x, 4, 3, weight=x))
-    graph = extract_graph(mod).graph
-    assert (graph.inputs, graph.params) == (("x",), ("x_1",))
-    _check_numbers(mod)
-
-
-def test_weights_computed_in_the_block_are_opaque() -> None:
-    net = Net()
-    x, weight = net.input(1, 5, 5, 4), net.input(6, 3, 3, 4, name="w")
-
-    def body():
-        scaled = net.emit(op.multiply(net.emit(op.multiply(weight, relax.const(0.5))), weight))
-        return net.conv(x, 6, 3, weight=scaled)
-
-    graph = extract_graph(net.module(body)).graph
-    assert [(node.name, node.op) for node in graph.nodes] == [
-        ("lv", "opaque"),
-        ("lv1", "opaque"),
-        ("gv", "conv2d"),
-    ]
-    assert graph.producers("gv") == ("lv1",)
-
-
-def test_dynamic_filter_keeps_its_dependences() -> None:
-    net = Net()
-    x = net.input(1, 4, 4, 4)
-
-    def body():
-        made = net.emit(op.reshape(net.emit(op.mean(x, [1, 2], True)), (4, 1, 1, 1)))
-        return net.conv(x, 4, groups=4, weight=made)
-
-    graph = extract_graph(net.module(body)).graph
-    assert [node.op for node in graph.nodes] == ["avg_pool2d", "opaque", "conv2d"]
-    assert graph.producers("gv") == ("lv1",)
-    assert graph.producers("lv1") == ("lv",)
-
-
-def test_concat_of_one_tensor_twice_and_of_a_flattened_one() -> None:
-    net = Net()
-    x = net.input(1, 4, 4, 3)
-
-    def body():
-        y = net.conv_relu(x, 2)
-        return net.concat(net.concat(y, x), y)
-
-    mod = net.module(body)
-    assert _nodes(mod)["gv"][:2] == ("concat", ("lv2", "x", "lv2"))
-    assert len(_nodes(mod)) == 2
-    _check_numbers(mod)
-
-
-def test_a_slice_of_a_concat_is_opaque_and_keeps_the_concat() -> None:
-    net = Net()
-    x = net.input(1, 4, 4, 3)
-
-    def body():
-        joined = net.concat(net.conv(x, 2), x)
-        part = net.emit(op.strided_slice(joined, [3], [1], [4]))
-        return net.conv(joined, 2), net.relu(part)
-
-    graph = extract_graph(net.module(body)).graph
-    assert [node.op for node in graph.nodes] == [
-        "conv2d",
-        "concat",
-        "opaque",
-        "conv2d",
-        "elementwise",
-    ]
-    assert graph.by_name["lv2"].inputs == ("lv1",)
-
-
-@pytest.mark.parametrize(
-    "emit",
-    [
-        lambda net, y: nn.softmax(y, axis=3),
-        lambda net, y: op.permute_dims(y, [0, 3, 1, 2]),
-        lambda net, y: op.add(y, net.const(1, 1, 4, 1)),
-        lambda net, y: op.add(y, net.const(1, 4, 4, 1)),
-        lambda net, y: op.astype(y, "int32"),
-        lambda net, y: op.concat([y, y], axis=1),
-        lambda net, y: op.mean(y, [3], keepdims=True),
-        lambda net, y: nn.conv2d(y, net.const(2, 4, 1, 1), data_layout="NHWC",
-                                 kernel_layout="OIHW"),
-        lambda net, y: nn.max_pool2d(y, (2, 2), layout="NCHW"),
-    ],
-)  # fmt: skip
-def test_what_is_not_handled_is_opaque(emit) -> None:
-    net = Net()
-    x = net.input(1, 4, 4, 4)
-
-    def body():
-        y = net.conv(x, 4)
-        return net.emit(emit(net, y))
-
-    graph = extract_graph(net.module(body)).graph
-    assert [node.op for node in graph.nodes] == ["conv2d", "opaque"]
-    assert graph.producers("gv") == ("lv",)
-
-
-def test_dynamic_shapes_are_opaque() -> None:
-    net = Net()
-    batch = tvm.tirx.Var("n", "int64")
-    x = relax.Var("x", relax.TensorType((batch, 4, 4, 4), "float32"))
-    net.params.append(x)
-    mod = net.module(lambda: net.conv_relu(x, 4))
-    assert {node.op for node in extract_graph(mod).graph.nodes} == {"opaque"}
-
-
-def test_dead_operators_are_left_out() -> None:
-    net = Net()
-    x = net.input(1, 4, 4, 4)
-    builder = net.builder
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            y = net.conv(x, 4)
-            net.relu(net.conv(y, 3))
-            result = builder.emit_output(nn.relu(y))
-        builder.emit_func_output(result)
-    assert _kinds(builder.get()) == [("conv2d", [], ["relu"])]
-
-
-def test_leftover_chains_are_one_elementwise_node() -> None:
-    net = Net()
-    x, y = net.input(1, 4, 4, 4), net.input(1, 4, 4, 4, name="y")
-
-    def body():
-        gate = net.emit(op.sigmoid(x))
-        return net.add(net.emit(op.multiply(x, gate)), y)
-
-    mod = net.module(body)
-    (node,) = extract_graph(mod).graph.nodes
-    assert (node.op, node.inputs) == ("elementwise", ("x",))
-    assert node.epilogue == (
-        Step("sigmoid", (0,)),
-        Step("multiply", (0, 1)),
-        Step("add", (2, "y")),
-    )
-    _check_numbers(mod)
-
-
-def test_one_pixel_images() -> None:
-    net = Net()
-    x = net.input(1, 1, 1, 4)
-
-    def body():
-        gate = net.emit(op.sigmoid(net.conv(x, 4)))
-        return net.conv(net.emit(op.multiply(net.relu(x), gate)), 3)
-
-    _check_numbers(net.module(body))
-
-
-def test_names_are_unique_and_deterministic() -> None:
-    def build():
-        net = Net()
-        x = net.input(1, 4, 4, 4)
-        builder = net.builder
-        with builder.function("main", [x]):
-            with builder.dataflow():
-                y = relax.DataflowVar("y", x.ty)
-                builder.emit_normalized(relax.VarBinding(y, builder.normalize(nn.relu(x))))
-                twin = relax.DataflowVar("y", x.ty)
-                call = builder.normalize(op.concat([y], axis=3))
-                builder.emit_normalized(relax.VarBinding(twin, call))
-                result = builder.emit_output(net.conv(twin, 2))
-            builder.emit_func_output(result)
-        return builder.get()
-
-    first, second = (extract_graph(build()).graph for _ in range(2))
-    assert first == second
-    assert [node.name for node in first.nodes][:2] == ["y", "y_1"]
-
-
-def test_extract_graph_refuses_what_it_cant_find() -> None:
-    net = Net()
-    x = net.input(1, 4, 4, 4)
-    mod = net.module(lambda: net.conv(x, 4))
-    with pytest.raises(ModelError, match="no Relax function other in the module; it has: main"):
-        extract_graph(mod, "other")
-    with pytest.raises(ModelError, match="has 0 dataflow blocks"):
-        extract_graph(relax.transform.ToNonDataflow()(mod))
+    assert stage_kinds(mod) == [("conv2d", [], chain), ("conv2d", [], chain)]
+    check_interpreted(mod, tolerance=2e-3)

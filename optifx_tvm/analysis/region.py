@@ -119,7 +119,7 @@ def tile_space(group: ConvGraph, tile: tuple[int, int]) -> TileSpace:
 
     def need(tensor: str, region: Region) -> None:
         known = regions.get(tensor)
-        hull = region if known is None else known.hull(region)
+        hull = region if known is None or known == region else known.hull(region)
         if hull is None:
             raise RegionError(f"consumers of {tensor} need tiles that move at different speeds")
         regions[tensor] = hull

@@ -52,6 +52,7 @@ def _print(plan: dict[str, Any]) -> None:
     print(
         f"kernels: {plan['unfused_kernels']} unfused, {plan['fused_kernels']} fused; "
         f"predicted {plan['predicted_us']:.1f} us; planned in {plan['planner_seconds']:.2f} s"
+        + ("" if plan["complete"] else " (time budget spent: the best plan found until then)")
     )
 
 

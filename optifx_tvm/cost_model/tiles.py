@@ -16,37 +16,56 @@ from optifx_tvm.partition import Rejected, Tile
 CPU_HEIGHTS = (1, 2, 3, 4, 7, 8, 14, 16, 28, 56)
 GPU_HEIGHTS = (1, 2, 4, 7, 8, 14)
 GPU_WIDTHS = (7, 8, 14, 16, 28, 56)
-GPU_POSITIONS = (32, 512)
+GPU_POSITIONS = (24, 512)
 """Fewest and most positions of a tile that are worth trying (fewer only if the image is small)."""
+REFINED = 2
+"""Sizes for which all numbers of channel slices are tried."""
 BLOCKS_PER_CORE = 2
 """Tasks for each core of a CPU, so that the last ones to finish do not leave others idle."""
 
 
-def tile_candidates(group: ConvGraph, device: DeviceSpec) -> Iterator[Tile]:
-    """Tiles to try, largest number of positions last; deterministic.
+def tile_candidates(group: ConvGraph, device: DeviceSpec) -> Iterator[tuple[Tile, ...]]:
+    """For every tile size to try its variants by channel slices, the most likely one first.
 
-    CPU: full rows. For every tile the numbers of channel slices are: 1, the smallest that gives
-    every unit work, and its two neighbours.
+    CPU: full rows. The first variant has the fewest slices that give every unit work; the others
+    are its two neighbours and 1.
     """
     batch, height, width = group.shape(group.nodes[-1].name)[:3]
     slices = legal_slices(group)
     wanted = device.units * (BLOCKS_PER_CORE if device.kind == "cpu" else 1)
-    for rows, cols in _sizes(height, width, device):
+    for rows, cols in _sizes(height, width, device, _granule(group)):
         tiles = batch * -(-height // rows) * -(-width // cols)
         first = next((i for i, s in enumerate(slices) if tiles * s >= wanted), len(slices) - 1)
-        for count in sorted({1, *slices[max(first - 1, 0) : first + 2]}):
-            yield Tile(rows, cols, count)
+        counts = (slices[first], *slices[max(first - 1, 0) : first + 2], 1)
+        yield tuple(Tile(rows, cols, count) for count in dict.fromkeys(counts))
 
 
-def _sizes(height: int, width: int, device: DeviceSpec) -> list[tuple[int, int]]:
+def _granule(group: ConvGraph) -> int:
+    """What the sides of tiles are multiples of, so that they start at whole positions of the
+    inputs of transposed convolutions."""
+    strides = [n.window.strides for n in group.nodes if n.op == "conv2d_transpose"]
+    return math.lcm(*(s for pair in strides for s in pair))
+
+
+def _sizes(height: int, width: int, device: DeviceSpec, granule: int) -> list[tuple[int, int]]:
     if device.kind == "cpu":
-        return [(h, width) for h in sorted({min(h, height) for h in (*CPU_HEIGHTS, height)})]
-    heights = sorted({min(h, height) for h in GPU_HEIGHTS})
-    widths = sorted({min(w, width) for w in (*GPU_WIDTHS, width)})
+        return [(h, width) for h in _extents(height, (*CPU_HEIGHTS, height), granule)]
+    heights = _extents(height, GPU_HEIGHTS, granule)
+    widths = _extents(width, (*GPU_WIDTHS, width), granule)
     least = min(GPU_POSITIONS[0], height * width)
     sizes = [(h, w) for h in heights for w in widths]
     kept = [(h, w) for h, w in sizes if least <= h * w <= GPU_POSITIONS[1]]
-    return kept or [max(sizes, key=lambda size: size[0] * size[1])]
+    return kept or [(heights[-1], widths[-1])]
+
+
+def _extents(size: int, wanted: tuple[int, ...], granule: int) -> list[int]:
+    """For every number of tiles that the wanted extents lead to, the least extent that gives it."""
+    found = set()
+    for extent in wanted:
+        tiles = -(-size // min(extent * granule, size))
+        least = -(-size // tiles)
+        found.add(min(-(-least // granule) * granule, size))
+    return sorted(found)
 
 
 def best_tile(
@@ -56,27 +75,42 @@ def best_tile(
 
     Of equally cheap tiles the first candidate is taken.
     """
-    best: tuple[Tile, float] | None = None
-    reason = ""
-    for tile in tile_candidates(group, device):
+    reasons: list[str] = []
+
+    def predict(tile: Tile) -> float:
         try:
-            us = cost_model.predict(group, tile)
+            return cost_model.predict(group, tile)
         except (RegionError, ChannelError) as error:
-            reason = reason or str(error)
-            continue
-        if math.isinf(us):
-            continue
-        if best is None or us < best[1]:
-            best = (tile, us)
-    if best is not None:
-        return best
+            reasons.append(str(error))
+            return math.inf
+
+    sizes = list(tile_candidates(group, device))
+    tried = [(predict(variants[0]), k) for k, variants in enumerate(sizes)]
+    ranked = sorted(t for t in tried if t[0] < math.inf)
+    # Other numbers of slices only for the best sizes, unless none of the sizes is possible.
+    again = [k for _, k in ranked[:REFINED]] or range(len(sizes))
+    options = [(us, sizes[k][0]) for us, k in ranked]
+    options += [(predict(tile), tile) for k in again for tile in sizes[k][1:]]
+    us, tile = min(options, key=lambda option: option[0], default=(math.inf, Tile(1, 1)))
+    if us < math.inf:
+        return tile, us
+    if len(group.nodes) == 1:
+        return _whole_image(group, cost_model)
     names = tuple(node.name for node in group.nodes)
-    return Rejected(names, reason or _too_big(group, device))
+    return Rejected(names, reasons[0] if reasons else _too_big(group, device))
+
+
+def _whole_image(group: ConvGraph, cost_model: CostModel) -> tuple[Tile, float]:
+    """The last resort of an operator alone: always possible."""
+    height, width = group.shape(group.nodes[-1].name)[1:3]
+    tile = Tile(height, width)
+    return tile, cost_model.predict(group, tile)
 
 
 def _too_big(group: ConvGraph, device: DeviceSpec) -> str:
     analysis = GroupAnalysis(group, device)
-    least = min(analysis.footprint(tile).shared_bytes for tile in tile_candidates(group, device))
+    variants = min(tile_candidates(group, device), key=lambda v: v[0].height * v[0].width)
+    least = min(analysis.footprint(tile).shared_bytes for tile in variants)
     where = "shared memory" if device.kind == "gpu" else "L2 cache"
     kilobytes, limit = least / 1024, analysis.capacity / 1024
     return f"its smallest tile needs {kilobytes:.0f} KB of {where}, a block has {limit:.0f} KB"

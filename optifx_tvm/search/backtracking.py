@@ -21,6 +21,9 @@ from optifx_tvm.search.greedy import EPSILON, greedy_candidates, singles
 from optifx_tvm.search.pricing import Candidate, Pricer
 
 DUAL_ROUNDS = 12
+WINDOW = 24
+"""Nodes that are covered anew together when the whole is too large."""
+MIN_WINDOW_VISITS = 200
 
 Order = frozenset[tuple[int, int]]
 """Pairs (a, b): groups that were chosen force every node of a to run before every node of b."""
@@ -32,26 +35,27 @@ Completion = tuple[float, tuple[Candidate, ...]]
 
 @dataclass(frozen=True)
 class Effort:
-    """What the search may spend. The counts make a plan reproducible, the time is a backstop."""
+    """What the search may spend. The counts make a plan reproducible; the time, a backstop, is this
+    thread's processor time, so that a loaded machine gets the same plan."""
 
-    evaluations: int = 4000
+    evaluations: int = 1500
     """Structures priced when candidates are grown."""
-    visits: int = 200_000
+    visits: int = 50_000
     """States opened by the backtracking."""
     seconds: float = 10.0
 
 
 def plan_search(pricer: Pricer, effort: Effort) -> Partition:
     """The cheapest partition that the effort allows to find."""
-    started = time.monotonic()
+    started = time.perf_counter()
     chosen, complete = search_candidates(pricer, effort)
     groups = partition_groups(pricer.dag, ((c.mask, pricer.group(c)) for c in chosen))
-    return Partition(groups, (), "search", time.monotonic() - started, complete)
+    return Partition(groups, (), "search", time.perf_counter() - started, complete)
 
 
 def search_candidates(pricer: Pricer, effort: Effort) -> tuple[list[Candidate], bool]:
     """The groups of the best partition found, and whether the search was complete."""
-    started = time.monotonic()
+    started = time.thread_time()
     incumbent, complete = greedy_candidates(pricer, started + 0.3 * effort.seconds)
     if pricer.dag.fusible.bit_count() <= EXHAUSTIVE:
         candidates = all_candidates(pricer)
@@ -61,15 +65,20 @@ def search_candidates(pricer: Pricer, effort: Effort) -> tuple[list[Candidate], 
         complete = complete and all_grown
     alone = {low(candidate.mask): candidate for candidate in singles(pricer)}
     useful = _useful([*candidates, *incumbent], alone)
-    solver = _Solver(pricer.dag, useful, alone, effort.visits, started + 0.9 * effort.seconds)
+    solver = Solver(pricer.dag, useful, alone, started + 0.9 * effort.seconds)
+    components = _components(pricer.dag.fusible, useful)
     chosen: list[Candidate] = []
-    for component in _components(pricer.dag.fusible, useful):
+    for component in components:
         part = [c for c in incumbent if c.mask & component]
-        chosen += solver.solve(component, part)
+        visits = effort.visits * component.bit_count() // pricer.dag.fusible.bit_count()
+        chosen += solver.solve(part, visits)
     if pricer.dag.execution_order([c.mask for c in chosen]) is None:
         # Components are independent in cost but may depend on each other in a cycle.
-        chosen = solver.solve(pricer.dag.fusible, incumbent)
-    return chosen, complete and not solver.exhausted
+        solver.complete = True
+        chosen = solver.solve(incumbent, effort.visits)
+    if not solver.complete:
+        chosen = solver.refine(chosen, effort.visits)
+    return chosen, complete and solver.complete
 
 
 def _useful(candidates: Iterable[Candidate], alone: dict[int, Candidate]) -> list[Candidate]:
@@ -93,7 +102,7 @@ def _components(fusible: int, candidates: list[Candidate]) -> list[int]:
     return sorted(parts, key=low)
 
 
-class _Solver:
+class Solver:
     """Best covers of sets of nodes by candidates that can be executed in some order."""
 
     def __init__(
@@ -101,14 +110,13 @@ class _Solver:
         dag: Dag,
         candidates: list[Candidate],
         alone: dict[int, Candidate],
-        visits: int,
         deadline: float,
     ) -> None:
         self.dag = dag
-        self.visits = visits
         self.deadline = deadline
-        self.exhausted = False
-        self.shares = _dual(candidates, alone)
+        self.complete = True
+        """Did every solve come to its end?"""
+        self.shares = dual(candidates, alone)
         self.by_first: dict[int, list[tuple[float, Candidate]]] = {i: [] for i in alone}
         for candidate in candidates:
             reduced = candidate.us - sum(self.shares[i] for i in bits(candidate.mask))
@@ -118,12 +126,53 @@ class _Solver:
             options.sort(key=lambda o: (round(o[0], 6), -o[1].mask.bit_count(), o[1].mask))
         self._best: dict[State, Completion] = {}
         self._bound: dict[State, float] = {}
+        self._visits = 0
+        self._exhausted = False
 
-    def solve(self, nodes: int, incumbent: list[Candidate]) -> list[Candidate]:
-        """The cheapest cover of ``nodes``, or ``incumbent`` if none is found that is cheaper."""
+    def solve(
+        self, incumbent: list[Candidate], visits: int, order: Order = frozenset()
+    ) -> list[Candidate]:
+        """The cheapest cover of the incumbent's nodes that ``visits`` states suffice to find, or
+        the incumbent itself. ``order`` is what groups outside force on the nodes."""
+        self._visits, self._exhausted = visits, False
+        nodes = 0
+        for candidate in incumbent:
+            nodes |= candidate.mask
         limit = sum(c.us for c in incumbent) - sum(self.shares[i] for i in bits(nodes))
-        found = self._run((nodes, frozenset()), limit)
+        found = self._run((nodes, order), limit)
+        self.complete = self.complete and not self._exhausted
         return incumbent if found is None else list(found[1])
+
+    def refine(self, incumbent: list[Candidate], visits: int) -> list[Candidate]:
+        """Improve a cover of the graph window by window: each group with its neighbours is covered
+        anew while the others stay."""
+        chosen = {candidate.mask: candidate for candidate in incumbent}
+        share = max(visits // max(len(chosen), 1), MIN_WINDOW_VISITS)
+        for start in sorted(chosen, key=low):
+            if start not in chosen or time.thread_time() > self.deadline:
+                continue
+            window = self._window(start, chosen)
+            outside = [mask for mask in chosen if not mask & window]
+            order: Order = frozenset()
+            for mask in outside:
+                order = _force(self.dag, mask, window, order)
+            inside = [chosen[mask] for mask in sorted(chosen) if mask & window]
+            better = self.solve(inside, share, order)
+            for candidate in inside:
+                del chosen[candidate.mask]
+            chosen |= {candidate.mask: candidate for candidate in better}
+        return list(chosen.values())
+
+    def _window(self, start: int, chosen: dict[int, Candidate]) -> int:
+        """The group ``start`` with groups around it, nearest first, up to WINDOW nodes."""
+        owner = {i: mask for mask in chosen for i in bits(mask)}
+        window = start
+        while True:
+            fitting = (owner[i] for i in bits(self.dag.around(window)))
+            group = next((m for m in fitting if (window | m).bit_count() <= WINDOW), None)
+            if group is None:
+                return window
+            window |= group
 
     def _run(self, state: State, limit: float) -> Completion | None:
         """Drive ``_search`` with a stack of its own: networks are deeper than Python's."""
@@ -167,7 +216,7 @@ class _Solver:
             if completion is not None:
                 least = reduced + completion[0]
                 best = (least, (candidate, *completion[1]))
-        if self.exhausted:
+        if self._exhausted:
             return best
         if best is None:
             self._bound[state] = limit
@@ -176,10 +225,10 @@ class _Solver:
         return best
 
     def _spent(self) -> bool:
-        self.visits -= 1
-        if self.visits < 0 or (self.visits % 256 == 0 and time.monotonic() > self.deadline):
-            self.exhausted = True
-        return self.exhausted
+        self._visits -= 1
+        if self._visits < 0 or (self._visits % 256 == 0 and time.thread_time() > self.deadline):
+            self._exhausted = True
+        return self._exhausted
 
 
 def _may_run(dag: Dag, mask: int, order: Order) -> bool:
@@ -221,7 +270,7 @@ def _force(dag: Dag, mask: int, rest: int, order: Order) -> Order:
     )
 
 
-def _dual(candidates: list[Candidate], alone: dict[int, Candidate]) -> dict[int, float]:
+def dual(candidates: list[Candidate], alone: dict[int, Candidate]) -> dict[int, float]:
     """Shares of the nodes that exceed no candidate's price when summed over its nodes.
 
     They start from the best price per unit of the nodes' own prices and are then raised in turn.

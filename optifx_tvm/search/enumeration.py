@@ -12,7 +12,7 @@ from optifx_tvm.search.pricing import MAX_GROUP, Candidate, Pricer
 
 EXHAUSTIVE = 12
 """Graphs of up to this many fusible nodes are enumerated completely."""
-BEAM = 3
+BEAM = 5
 """Candidates kept for each first node and size when growing."""
 SLACK = 1.1
 """A candidate is grown further if it costs at most this times its nodes alone."""
@@ -65,7 +65,7 @@ def grown_candidates(
 
     Level by level every kept candidate is extended by one neighbour (and what convexity then asks
     for); for each first node and size the ``BEAM`` candidates that save most are kept. Ends early
-    after ``evaluations`` newly priced structures, or at ``deadline`` (``time.monotonic``).
+    after ``evaluations`` newly priced structures, or at ``deadline`` (``time.thread_time``).
     """
     dag = pricer.dag
     alone: dict[int, float] = {}
@@ -84,7 +84,7 @@ def grown_candidates(
                 mask = _close(dag, parent.mask | 1 << i)
                 if mask is None or mask in seen or mask.bit_count() > pricer.max_size:
                     continue
-                if pricer.evaluations >= last or time.monotonic() > deadline:
+                if pricer.evaluations >= last or time.thread_time() > deadline:
                     return found, False
                 seen.add(mask)
                 candidate = pricer.price(mask)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from optifx_tvm.cost_model.base import CostModel
 from optifx_tvm.cost_model.roofline import RooflineCostModel
@@ -16,6 +17,7 @@ from optifx_tvm.search.backtracking import Effort, plan_search
 from optifx_tvm.search.dag import Dag, partition_groups
 from optifx_tvm.search.greedy import plan_greedy, singles
 from optifx_tvm.search.pricing import Pricer
+from optifx_tvm.search.refusals import refusals
 
 PLANNERS = ("search", "greedy", "none")
 
@@ -30,7 +32,7 @@ def make_planner(
 
     ``planner``: "search" (backtracking), "greedy", "none" (every operator its own kernel), or a
     callable, which is returned as it is. ``cost_model`` defaults to the roofline of the device;
-    ``time_budget`` is in seconds. Raises OptionError for other names or a budget that is not
+    ``time_budget`` is in seconds of the planning thread's processor time. Raises OptionError for other names or a budget that is not
     positive.
     """
     if callable(planner):
@@ -44,17 +46,21 @@ def make_planner(
     choose = TileChooser(device, cost_model or RooflineCostModel(device))
 
     def plan(graph: ConvGraph) -> Partition:
+        started, deadline = time.perf_counter(), time.thread_time() + time_budget
         pricer = Pricer(Dag(graph), choose)
+        if planner == "none":
+            return _plan_none(pricer)
         if planner == "search":
-            return plan_search(pricer, Effort(seconds=time_budget))
-        if planner == "greedy":
-            return plan_greedy(pricer, time_budget)
-        return _plan_none(pricer)
+            found = plan_search(pricer, Effort(seconds=time_budget))
+        else:
+            found = plan_greedy(pricer, time_budget)
+        rejected = refusals(pricer, found.groups, device, deadline)
+        return replace(found, rejected=rejected, seconds=time.perf_counter() - started)
 
     return plan
 
 
 def _plan_none(pricer: Pricer) -> Partition:
-    started = time.monotonic()
+    started = time.perf_counter()
     groups = partition_groups(pricer.dag, ((c.mask, pricer.group(c)) for c in singles(pricer)))
-    return Partition(groups, (), "none", time.monotonic() - started)
+    return Partition(groups, (), "none", time.perf_counter() - started)

@@ -47,7 +47,8 @@ class Conv2d(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        self.kernel, self.stride, self.padding, self.groups = kernel, stride, padding, groups
+        self.kernel, self.stride, self.groups = kernel, stride, groups
+        self.padding: Padding = padding
         self.weight = nn.Parameter((out_channels, in_channels // groups, kernel, kernel))
         self.bias = nn.Parameter((out_channels,)) if bias else None
 
@@ -119,7 +120,8 @@ class MaxPool2d(nn.Module):
         self, kernel: int, stride: int, padding: Padding = 0, ceil_mode: bool = False
     ) -> None:
         super().__init__()
-        self.kernel, self.stride, self.padding = kernel, stride, padding
+        self.kernel, self.stride = kernel, stride
+        self.padding: Padding = padding
         self.ceil_mode = ceil_mode
 
     def forward(self, x: nn.Tensor) -> nn.Tensor:
@@ -140,7 +142,8 @@ class AvgPool2d(nn.Module):
         self, kernel: int, stride: int, padding: Padding = 0, count_include_pad: bool = False
     ) -> None:
         super().__init__()
-        self.kernel, self.stride, self.padding = kernel, stride, padding
+        self.kernel, self.stride = kernel, stride
+        self.padding: Padding = padding
         self.count_include_pad = count_include_pad
 
     def forward(self, x: nn.Tensor) -> nn.Tensor:

@@ -69,7 +69,8 @@ def load_weights(path: str | Path) -> dict[str, np.ndarray]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with np.load(path, allow_pickle=False) as archive:
+        # opened here, since numpy leaves a broken archive open
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, SafetensorError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -177,6 +177,8 @@ template <class T> T shuffle(T value, uint lane) {
   return found;
 }
 
+template <class T> T shuffle(const Element<T>& value, uint lane) { return shuffle((T)value, lane); }
+
 }  // namespace emu
 
 #define __syncthreads() emu::block_barrier(__LINE__)

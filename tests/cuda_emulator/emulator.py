@@ -7,7 +7,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -68,12 +68,7 @@ class EmulatedKernel:
     ) -> None:
         self.parameters = [p.name for p in func.params]
         self.lowered = lower(func, target, storage_rewrite=storage_rewrite)
-        self.library = _compile(translate(self.lowered.source).source)
-
-    @property
-    def launches(self) -> tuple[Launch, ...]:
-        """What the host launches."""
-        return self.lowered.launches
+        self.library = load(self.lowered.source)
 
     def run(self, args: Sequence[np.ndarray], order: str = "forward", seed: int = 0) -> None:
         """Run on ``args`` (in the order of the PrimFunc's parameters, outputs written in place).
@@ -83,26 +78,37 @@ class EmulatedKernel:
         arrays = dict(zip(self.parameters, args, strict=True))
         for name, (elements, dtype) in self.lowered.workspace.items():
             arrays[name] = np.full(elements, np.nan, dtype)
-        buffers = {name: _Buffer(array) for name, array in arrays.items()}
-        for launch in self.lowered.launches:
-            self._run_launch(launch, buffers, order, seed)
-        for name, buffer in buffers.items():
-            if not buffer.finish():
-                raise EmulationError(f"guard zone around {name} was overwritten")
+        launch_all(self.library, self.lowered.launches, arrays, order, seed)
 
-    def _run_launch(
-        self, launch: Launch, buffers: dict[str, _Buffer], order: str, seed: int
-    ) -> None:
+
+def load(source: str) -> ctypes.CDLL:
+    """Compile the kernels of a CUDA source for the CPU."""
+    return _compile(translate(source).source)
+
+
+def launch_all(
+    library: ctypes.CDLL,
+    launches: Sequence[Launch],
+    arrays: Mapping[str, np.ndarray],
+    order: str = "forward",
+    seed: int = 0,
+) -> None:
+    """Run ``launches`` one after the other on ``arrays`` (by buffer name, written in place).
+
+    Raises EmulationError; the arrays are then unchanged.
+    """
+    buffers = {name: _Buffer(array) for name, array in arrays.items()}
+    launcher = library.emu_launch
+    launcher.restype = ctypes.c_char_p
+    for launch in launches:
         memories = (_Memory * len(launch.buffers))(
             *(
                 _Memory(name.encode(), buffers[name].address, buffers[name].array.nbytes, None)
                 for name in launch.buffers
             )
         )
-        launcher = self.library.emu_launch
-        launcher.restype = ctypes.c_char_p
         message = launcher(
-            getattr(self.library, f"run_{launch.kernel}"),
+            getattr(library, f"run_{launch.kernel}"),
             memories,
             (ctypes.c_uint * 3)(*launch.grid),
             (ctypes.c_uint * 3)(*launch.block),
@@ -112,6 +118,9 @@ class EmulatedKernel:
         )
         if message:
             raise EmulationError(f"{launch.kernel}: {message.decode()}")
+    for name, buffer in buffers.items():
+        if not buffer.finish():
+            raise EmulationError(f"the guard zone around {name} was overwritten")
 
 
 @cache

@@ -62,9 +62,7 @@ def lower(func: tirx.PrimFunc, target: Target, *, storage_rewrite: bool = False)
         for name in names[var.name_hint]:
             if name not in parameters:
                 workspace[name] = buffers[name]
-    launches = tuple(
-        _launch(call, names) for _, f in host.functions_items() for call in _calls(f)
-    )
+    launches = tuple(_launch(call, names) for _, f in host.functions_items() for call in _calls(f))
     return Lowered(runtime.inspect_source(), launches, workspace)
 
 

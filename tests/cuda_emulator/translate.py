@@ -26,7 +26,7 @@ _REWRITES = (
     ),
     # *(type*)(...) is an access, ((type*)name) a view.
     (re.compile(rf"\*\(({_TYPE})\*\)\("), r"emu::at<\1>("),
-    (re.compile(rf"\(\(({_TYPE})\*\)(\w+)\)"), r"emu::view<\1>(\2)"),
+    (re.compile(rf"\(\((?:volatile )?({_TYPE})\*\)(\w+)\)"), r"emu::view<\1>(\2)"),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from optifx_tvm.analysis.channels import legal_slices
 from optifx_tvm.errors import OptionError
 from optifx_tvm.graph import FUSIBLE_OPS, ConvGraph
 from optifx_tvm.partition import Group, Partition, Tile
@@ -66,6 +67,12 @@ def fixed_partition(graph: ConvGraph, *groups: tuple[str, ...]) -> Partition:
     return Partition(tuple(_group(graph, unit, tile) for unit, tile in made), planner="fixed")
 
 
+def everything(graph: ConvGraph) -> Partition:
+    """One group of all nodes, the last one's whole image its tile."""
+    names = tuple(node.name for node in graph.nodes if node.op != "opaque")
+    return fixed_partition(graph, names)
+
+
 def _group(graph: ConvGraph, names: tuple[str, ...], tile: Tile | None) -> Group:
     assert tile is not None
     return Group(names, fusion_mode(graph.subgraph(names)), tile, predicted_us=1.0)
@@ -84,8 +91,10 @@ def _random_tile(graph: ConvGraph, names: tuple[str, ...], rng: random.Random) -
     """A tile that the group can be computed with, None if even the whole image is not one."""
     group = graph.subgraph(names)
     height, width = graph.shape(names[-1])[1:3]
+    slices = legal_slices(group)
     for _ in range(4):
-        tile = Tile(min(rng.choice(_EDGES), height), min(rng.choice(_EDGES), width))
+        rows, cols = min(rng.choice(_EDGES), height), min(rng.choice(_EDGES), width)
+        tile = Tile(rows, cols, rng.choice(slices))
         if group_fault(group, tile) is None:
             return tile
     whole = Tile(height, width)

@@ -138,6 +138,32 @@ def interpret(mod: tvm.IRModule, args: Sequence[np.ndarray]) -> list[np.ndarray]
     return [results[name] for name in graph.outputs]
 
 
+def stages(mod: tvm.IRModule) -> dict[str, tuple]:
+    """Node name -> (op, inputs, prologue ops, epilogue ops)."""
+    return {
+        node.name: (
+            node.op,
+            node.inputs,
+            [step.op for step in node.prologue],
+            [step.op for step in node.epilogue],
+        )
+        for node in extract_graph(mod).graph.nodes
+    }
+
+
+def stage_kinds(mod: tvm.IRModule) -> list[tuple[str, list[str], list[str]]]:
+    """``stages`` without names and inputs."""
+    return [(kind, before, after) for kind, _, before, after in stages(mod).values()]
+
+
+def check_interpreted(mod, tolerance: float = 1e-5) -> None:
+    """The graph of ``mod`` means what plain TVM computes."""
+    args = feed(mod)
+    for wanted, got in zip(run(mod, args), interpret(mod, args), strict=True):
+        assert np.abs(wanted).max() > 0.05
+        np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
+
+
 def fuse(mod: tvm.IRModule, planner: Callable) -> tvm.IRModule:
     """The outlined module; ``well_formed`` raises if it is not."""
     fused = AFusion(target="llvm", planner=planner)(mod)
@@ -152,6 +178,25 @@ def group_functions(mod: tvm.IRModule) -> dict[str, relax.Function]:
         for global_var, func in mod.functions_items()
         if func.attrs is not None and "optifx.group" in func.attrs
     }
+
+
+def check_fused(mod, planner, tolerance: float = 1e-6) -> tvm.IRModule:
+    """Plain TVM compiles both modules for llvm; the results agree."""
+    fused = fuse(mod, planner)
+    args = feed(mod)
+    for wanted, got in zip(run(mod, args), run(fused, args), strict=True):
+        assert np.abs(wanted).max() > 0.05
+        np.testing.assert_allclose(got, wanted, rtol=tolerance, atol=tolerance)
+    return fused
+
+
+def calls_of(mod: tvm.IRModule) -> list[str]:
+    """What the bindings of main call, "" for tuple elements."""
+    calls = [b.value for b in mod["main"].body.blocks[0].bindings]
+    return [
+        getattr(c.op, "name_hint", getattr(c.op, "name", "")) if hasattr(c, "op") else ""
+        for c in calls
+    ]
 
 
 def random_net(seed: int, size: int = 14) -> tvm.IRModule:
@@ -189,7 +234,7 @@ def random_net(seed: int, size: int = 14) -> tvm.IRModule:
             elif kind == 8:
                 y = net.emit(op.maximum(net.scale(y), like(y, values)))
             else:
-                y = [net.relu, net.bias, lambda v: net.emit(nn.silu(v))][kind - 9](y)
+                y = [net.relu, net.bias, lambda v: net.emit(nn.silu(v))][kind % 3](y)
             values.append(y)
         extra = [v for v in values[1:-1] if choice.random() < 0.15]
         return [*extra, values[-1]]

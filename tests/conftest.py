@@ -1,0 +1,13 @@
+"""Every pass that a test runs is followed by a check that its module is well formed."""
+
+from __future__ import annotations
+
+import pytest
+import tvm
+from tvm.relax.ir.instrument import WellFormedInstrument
+
+
+@pytest.fixture(autouse=True)
+def well_formed_passes():
+    with tvm.transform.PassContext(instruments=[WellFormedInstrument()]):
+        yield

@@ -1,0 +1,391 @@
+"""The moves by which random CNNs grow: each reads an image and makes at least one more value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tests.support.onnx_canvas import Canvas, Value
+from tests.support.random_activations import Move, activation
+
+CHANNELS = (1, 2, 3, 4, 5, 7, 8, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 64, 67)
+KERNELS = ((1, 1), (2, 2), (3, 3), (3, 3), (1, 3), (3, 1), (2, 3), (5, 5), (4, 1), (1, 7))
+LARGEST = 40
+"""Rows and columns that up-sampling may reach."""
+
+
+def width(canvas: Canvas) -> int:
+    """A number of channels."""
+    return canvas.rng.choice(CHANNELS)
+
+
+def _window(canvas: Canvas, x: Value, pooling: bool = False) -> tuple[dict, tuple[int, int]] | None:
+    """Attributes of a convolution or pooling that fits ``x``, and the result's size."""
+    rng = canvas.rng
+    kernel = rng.choice(KERNELS)
+    strides = (1, 1)
+    if rng.random() < 0.4:
+        strides = rng.choice(((2, 2), (2, 2), (3, 3), (1, 2), (2, 1), (3, 2)))
+    dilated = rng.random() < 0.2
+    dilations = rng.choice(((2, 2), (1, 2), (3, 1), (2, 3))) if dilated else (1, 1)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    attrs: dict = {"kernel_shape": kernel, "strides": strides, "dilations": dilations}
+    if rng.random() < 0.12:
+        # onnxruntime refuses SAME with dilation, and in pooling with gaps between windows.
+        gaps = pooling and any(s > k for s, k in zip(strides, kernel, strict=True))
+        modes = ("SAME_UPPER", "SAME_LOWER", "VALID")
+        mode = "VALID" if dilated or gaps else rng.choice(modes)
+        attrs["auto_pad"] = mode
+        same = mode != "VALID"
+        size = [
+            -(-n // s) if same else (n - r) // s + 1
+            for n, s, r in zip(x.size, strides, reach, strict=True)
+        ]
+        return (attrs, (size[0], size[1])) if min(size) > 0 else None
+    pads = _pads(canvas, kernel, reach, pooling)
+    if any(pads) or rng.random() < 0.5:
+        attrs["pads"] = pads
+    ceil = pooling and rng.random() < 0.4
+    if pooling:
+        attrs["ceil_mode"] = int(ceil)
+    size = []
+    for i in range(2):
+        span = x.size[i] + pads[i] + pads[i + 2] - reach[i]
+        if span < 0 or dilations[i] > x.size[i]:
+            return None
+        count = (-(-span // strides[i]) if ceil else span // strides[i]) + 1
+        if ceil and (count - 1) * strides[i] >= x.size[i] + pads[i]:
+            count -= 1
+        size.append(count)
+    return attrs, (size[0], size[1])
+
+
+def _pads(canvas: Canvas, kernel: Sequence[int], reach: Sequence[int], pooling: bool) -> list[int]:
+    rng, style = canvas.rng, canvas.rng.random()
+    if style < 0.25:
+        return [0, 0, 0, 0]
+    if style < 0.6:
+        half = [min((r - 1) // 2, k - 1) for r, k in zip(reach, kernel, strict=True)]
+        return [*half, *half]
+    # A pooling window must not lie in the padding; a convolution's may.
+    most = [k - 1 if pooling else r for r, k in zip(reach, kernel, strict=True)]
+    return [rng.randint(0, min(most[i % 2], 3)) for i in range(4)]
+
+
+def conv(canvas: Canvas, x: Value, out: int | None = None, groups: int = 1) -> Value:
+    """Convolution, perhaps with a bias, a batch norm and an activation."""
+    found = _window(canvas, x)
+    if found is None:
+        return pointwise(canvas, x, out or width(canvas))
+    attrs, size = found
+    out = out or width(canvas)
+    shape = (out, x.channels // groups, *attrs["kernel_shape"])
+    inputs = [x, canvas.normal(*shape, scale=1 / math.sqrt(math.prod(shape[1:])))]
+    if canvas.rng.random() < 0.6:
+        inputs.append(canvas.normal(out, scale=0.5))
+    if canvas.rng.random() < 0.3:
+        del attrs["kernel_shape"]
+    y = canvas.emit("Conv", *inputs, shape=(x.shape[0], out, *size), group=groups, **attrs)
+    if canvas.rng.random() < 0.35:
+        y = batch_norm(canvas, y)
+    return activation(canvas, y) if canvas.rng.random() < 0.5 else y
+
+
+def pointwise(canvas: Canvas, x: Value, out: int) -> Value:
+    weight = canvas.normal(out, x.channels, 1, 1, scale=1 / math.sqrt(x.channels))
+    return canvas.emit("Conv", x, weight, shape=(x.shape[0], out, *x.size))
+
+
+def grouped(canvas: Canvas, x: Value) -> Value:
+    divisors = [g for g in range(2, x.channels + 1) if x.channels % g == 0]
+    groups = canvas.rng.choice(divisors) if divisors else 1
+    return conv(canvas, x, groups * canvas.rng.choice((1, 2, 3, 5, 8)), groups)
+
+
+def depthwise(canvas: Canvas, x: Value) -> Value:
+    multiplier = canvas.rng.choice((1, 1, 1, 2, 3)) if x.channels < 34 else 1
+    return conv(canvas, x, x.channels * multiplier, x.channels)
+
+
+def transposed(canvas: Canvas, x: Value) -> Value:
+    rng = canvas.rng
+    groups = rng.choice([g for g in (1, 1, 1, 2, 3, x.channels) if x.channels % g == 0])
+    per_group = rng.choice((1, 2, 3, 5, 16, 17)) if groups < 8 else rng.choice((1, 2))
+    kernel = rng.choice(((1, 1), (2, 2), (3, 3), (4, 4), (2, 3), (5, 2)))
+    strides = rng.choice(((1, 1), (2, 2), (2, 2), (3, 3), (1, 2), (3, 2)))
+    dilations = rng.choice(((1, 1), (1, 1), (1, 1), (2, 2), (1, 3)))
+    # onnxruntime wants it below the stride, whatever the dilation is.
+    extra = [rng.randint(0, s - 1) if rng.random() < 0.4 else 0 for s in strides]
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    pads = [rng.randint(0, min(reach[i % 2], 3)) if rng.random() < 0.5 else 0 for i in range(4)]
+    size = [
+        (x.size[i] - 1) * strides[i] + reach[i] + extra[i] - pads[i] - pads[i + 2] for i in range(2)
+    ]
+    if min(size) < 1 or max(size) > LARGEST:
+        return activation(canvas, x)
+    scale = 1 / math.sqrt(x.channels / groups * max(math.prod(kernel) / math.prod(strides), 1))
+    inputs = [x, canvas.normal(x.channels, per_group, *kernel, scale=scale)]
+    if rng.random() < 0.5:
+        inputs.append(canvas.normal(per_group * groups, scale=0.5))
+    attrs = {"strides": strides, "dilations": dilations, "pads": pads, "group": groups}
+    if any(extra):
+        attrs["output_padding"] = extra
+    shape = (x.shape[0], per_group * groups, *size)
+    y = canvas.emit("ConvTranspose", *inputs, shape=shape, **attrs)
+    if rng.random() < 0.3:
+        y = batch_norm(canvas, y)
+    return activation(canvas, y) if rng.random() < 0.4 else y
+
+
+def max_pool(canvas: Canvas, x: Value) -> Value:
+    return _pool(canvas, x, "MaxPool")
+
+
+def avg_pool(canvas: Canvas, x: Value) -> Value:
+    return _pool(canvas, x, "AveragePool")
+
+
+def _pool(canvas: Canvas, x: Value, op: str) -> Value:
+    found = _window(canvas, x, pooling=True)
+    if found is None:
+        return activation(canvas, x)
+    attrs, size = found
+    if op == "AveragePool":
+        attrs["count_include_pad"] = canvas.rng.randint(0, 1)
+        if canvas.opset < 19 and attrs.pop("dilations") != (1, 1):
+            return activation(canvas, x)
+    return canvas.emit(op, x, shape=(*x.shape[:2], *size), **attrs)
+
+
+def global_pool(canvas: Canvas, x: Value) -> Value:
+    op = canvas.rng.choice(("GlobalAveragePool", "GlobalMaxPool", "ReduceMean"))
+    shape = (*x.shape[:2], 1, 1)
+    if op != "ReduceMean":
+        return canvas.emit(op, x, shape=shape)
+    if canvas.opset < 18:
+        return canvas.emit(op, x, shape=shape, axes=[2, 3], keepdims=1)
+    return canvas.emit(op, x, canvas.const(np.array([-1, -2]), "int64"), shape=shape)
+
+
+def batch_norm(canvas: Canvas, x: Value) -> Value:
+    c = x.channels
+    scale = canvas.normal(c, scale=0.3, mean=1.0)
+    shift, mean = canvas.normal(c, scale=0.3), canvas.normal(c, scale=0.3)
+    variance = canvas.const(canvas.arrays.uniform(0.5, 1.5, c))
+    return canvas.emit("BatchNormalization", x, scale, shift, mean, variance, epsilon=1e-3)
+
+
+def preactivated(canvas: Canvas, x: Value) -> Value:
+    """DenseNet: batch norm and ReLU before the convolution."""
+    return conv(canvas, canvas.emit("Relu", batch_norm(canvas, x)))
+
+
+def constant_operand(canvas: Canvas, x: Value) -> Value:
+    """An element-wise operator with a constant of some shape that broadcasts."""
+    c, (rows, columns) = x.channels, x.size
+    along_channels = ((c, 1, 1), (c, 1, 1), (1, c, 1, 1))
+    others = ((1, 1, columns), (rows, 1), (c, rows, columns))
+    shape = canvas.rng.choice(((), (1,), *along_channels, *others))
+    op = canvas.rng.choice(("Add", "Mul", "Sub", "Div", "Max", "Min"))
+    operand = canvas.const(canvas.arrays.uniform(0.5, 1.5, shape))
+    pair = [x, operand]
+    if op != "Div" and canvas.rng.random() < 0.3:
+        pair.reverse()
+    return canvas.emit(op, *pair, shape=x.shape)
+
+
+def partner(canvas: Canvas, x: Value) -> Value:
+    """Another value of the shape of ``x``, made if there is none."""
+    same = canvas.images(lambda v: v.shape == x.shape and v.name != x.name)
+    if same and canvas.rng.random() < 0.7:
+        return canvas.rng.choice(same)
+    return pointwise(canvas, canvas.rng.choice(_as_large(canvas, x)), x.channels)
+
+
+def _as_large(canvas: Canvas, x: Value) -> list[Value]:
+    """Images of the batch and size of ``x``."""
+    return canvas.images(lambda v: (v.shape[0], v.size) == (x.shape[0], x.size))
+
+
+def combine(canvas: Canvas, x: Value) -> Value:
+    """x with another value of its shape."""
+    op = canvas.rng.choice(("Add", "Add", "Add", "Mul", "Sub", "Max", "Min", "Sum"))
+    pair = [x, partner(canvas, x)]
+    canvas.rng.shuffle(pair)
+    y = canvas.emit(op, *pair)
+    return canvas.emit("Relu", y) if canvas.rng.random() < 0.4 else y
+
+
+def residual(canvas: Canvas, x: Value) -> Value:
+    """x + f(x): the sum reads what its own group reads."""
+    y = x
+    for _ in range(canvas.rng.randint(1, 2)):
+        kernel = canvas.rng.choice((1, 3, 3, 5))
+        groups = x.channels if canvas.rng.random() < 0.3 else 1
+        shape = (x.channels, x.channels // groups, kernel, kernel)
+        weight = canvas.normal(*shape, scale=1 / math.sqrt(math.prod(shape[1:])))
+        y = canvas.emit("Conv", y, weight, pads=[kernel // 2] * 4, group=groups)
+        y = activation(canvas, y) if canvas.rng.random() < 0.6 else y
+    return canvas.emit("Add", *canvas.rng.choice(((x, y), (y, x))))
+
+
+def squeeze_excite(canvas: Canvas, x: Value) -> Value:
+    """x times factors of shape (N, C, 1, 1)."""
+    y = canvas.emit("GlobalAveragePool", x, shape=(*x.shape[:2], 1, 1))
+    if canvas.rng.random() < 0.7:
+        y = canvas.emit("Relu", pointwise(canvas, y, canvas.rng.choice((1, 3, 8))))
+        y = pointwise(canvas, y, x.channels)
+    y = canvas.emit(canvas.rng.choice(("Sigmoid", "HardSigmoid")), y)
+    op = canvas.rng.choice(("Mul", "Mul", "Add"))
+    return canvas.emit(op, *canvas.shuffled(x, y), shape=x.shape)
+
+
+def concat(canvas: Canvas, x: Value) -> Value:
+    """x joined with values of its size, perhaps with itself."""
+    near = _as_large(canvas, x)
+    parts = [x, *(canvas.rng.choice(near) for _ in range(canvas.rng.randint(1, 3)))]
+    if canvas.rng.random() < 0.3:
+        parts.append(x)
+    canvas.rng.shuffle(parts)
+    while sum(part.channels for part in parts) > 150 and len(parts) > 2:
+        parts.pop()
+    channels = sum(part.channels for part in parts)
+    y = canvas.emit("Concat", *parts, shape=(x.shape[0], channels, *x.size), axis=1)
+    return activation(canvas, y) if canvas.rng.random() < 0.3 else y
+
+
+def branches(canvas: Canvas, x: Value) -> Value:
+    """Fire module or inception: several readers of x, joined."""
+    parts = []
+    for _ in range(canvas.rng.randint(2, 3)):
+        kernel = canvas.rng.choice((1, 3, 3, 5))
+        out = width(canvas)
+        scale = 1 / math.sqrt(x.channels) / kernel
+        weight = canvas.normal(out, x.channels, kernel, kernel, scale=scale)
+        shape = (x.shape[0], out, *x.size)
+        y = canvas.emit("Conv", x, weight, shape=shape, pads=[kernel // 2] * 4)
+        parts.append(canvas.emit("Relu", y) if canvas.rng.random() < 0.7 else y)
+    if canvas.rng.random() < 0.3:
+        pads = [1, 1, 1, 1]
+        parts.append(canvas.emit("MaxPool", x, kernel_shape=[3, 3], pads=pads, strides=[1, 1]))
+    channels = sum(part.channels for part in parts)
+    return canvas.emit("Concat", *parts, shape=(x.shape[0], channels, *x.size), axis=1)
+
+
+def split(canvas: Canvas, x: Value) -> Value:
+    """x cut along the channels; the parts are read each by itself."""
+    if x.channels < 2:
+        return activation(canvas, x)
+    first = canvas.rng.randint(1, x.channels - 1)
+    sizes = [first, x.channels - first]
+    inputs, attrs = [x], {"axis": 1}
+    if canvas.opset < 13:
+        attrs["split"] = sizes
+    else:
+        inputs.append(canvas.const(np.array(sizes), "int64"))
+    shapes = [(x.shape[0], size, *x.size) for size in sizes]
+    left, right = canvas.emit_many("Split", inputs, shapes, **attrs)
+    if canvas.rng.random() < 0.5:
+        return canvas.emit("Concat", _conv_relu(canvas, right), left, shape=x.shape, axis=1)
+    activation(canvas, left)
+    return activation(canvas, right)
+
+
+def _conv_relu(canvas: Canvas, x: Value) -> Value:
+    return canvas.emit("Relu", pointwise(canvas, x, x.channels))
+
+
+def slice_axis(canvas: Canvas, x: Value) -> Value:
+    """Some channels, or a crop, perhaps with steps."""
+    axis = canvas.rng.choice((1, 1, 1, 2, 3))
+    extent = x.shape[axis]
+    begin = canvas.rng.randint(0, extent - 1)
+    end = canvas.rng.randint(begin + 1, extent)
+    if axis > 1:
+        begin, end = min(begin, 2), max(end, extent - 2)
+    step = canvas.rng.choice((1, 1, 1, 2))
+    shape = list(x.shape)
+    shape[axis] = len(range(begin, end, step))
+    if end == extent and canvas.rng.random() < 0.5:
+        end = 2**31
+    bounds = ([begin], [end], [axis], [step])
+    inputs = [canvas.const(np.array(bound), "int64") for bound in bounds]
+    return canvas.emit("Slice", x, *inputs, shape=tuple(shape))
+
+
+def concat_and_slice(canvas: Canvas, x: Value) -> Value:
+    """A concat that is read whole and in slices."""
+    y = concat(canvas, x)
+    slice_axis(canvas, y)
+    return slice_axis(canvas, y)
+
+
+def pad(canvas: Canvas, x: Value) -> Value:
+    mode = canvas.rng.choice(("constant", "constant", "reflect", "edge"))
+    low = [canvas.rng.randint(0, 2) if n > 2 else 0 for n in x.size]
+    high = [canvas.rng.randint(0, 2) if n > 2 else 0 for n in x.size]
+    shape = (*x.shape[:2], *(sum(item) for item in zip(x.size, low, high, strict=True)))
+    pads = canvas.const(np.array([0, 0, *low, 0, 0, *high]), "int64")
+    y = canvas.emit("Pad", x, pads, shape=shape, mode=mode)
+    return canvas.rng.choice((conv, max_pool, avg_pool))(canvas, y)
+
+
+def resize(canvas: Canvas, x: Value) -> Value:
+    if max(x.size) * 2 > LARGEST:
+        return max_pool(canvas, x)
+    scales = canvas.const(np.array([1.0, 1.0, 2.0, 2.0]))
+    shape = (*x.shape[:2], *(2 * n for n in x.size))
+    mode, rule = canvas.rng.choice((("nearest", "asymmetric"), ("linear", "half_pixel")))
+    attrs = {"mode": mode, "coordinate_transformation_mode": rule, "nearest_mode": "floor"}
+    region = canvas.const(np.zeros(0)) if canvas.opset < 13 else ""
+    return canvas.emit("Resize", x, region, scales, shape=shape, **attrs)
+
+
+def unchanged(canvas: Canvas, x: Value) -> Value:
+    return canvas.emit(canvas.rng.choice(("Identity", "Dropout")), x)
+
+
+def head(canvas: Canvas, x: Value) -> Value:
+    """Pooling, flattening and dense layers."""
+    if canvas.rng.random() < 0.6:
+        x = global_pool(canvas, x)
+    features = math.prod(x.shape[1:])
+    if features > 6000:
+        return x
+    y = canvas.emit("Flatten", x, shape=(x.shape[0], features))
+    for _ in range(canvas.rng.randint(1, 2)):
+        out, turned = canvas.rng.choice((1, 5, 10, 33)), canvas.rng.randint(0, 1)
+        shape = (out, y.channels) if turned else (y.channels, out)
+        weight = canvas.normal(*shape, scale=1 / math.sqrt(y.channels))
+        inputs = [y, weight, canvas.normal(out)][: canvas.rng.choice((2, 3))]
+        y = canvas.emit("Gemm", *inputs, shape=(x.shape[0], out), transB=turned)
+        y = canvas.emit("Relu", y) if canvas.rng.random() < 0.3 else y
+    return canvas.emit("Softmax", y, axis=1) if canvas.rng.random() < 0.3 else y
+
+
+MOVES: tuple[tuple[Move, float], ...] = (
+    (conv, 5),
+    (grouped, 2),
+    (depthwise, 2),
+    (transposed, 2),
+    (max_pool, 1.5),
+    (avg_pool, 1.5),
+    (global_pool, 0.4),
+    (batch_norm, 1),
+    (preactivated, 1.5),
+    (activation, 2),
+    (constant_operand, 1),
+    (combine, 2),
+    (residual, 2),
+    (squeeze_excite, 1),
+    (concat, 1.5),
+    (branches, 1.5),
+    (split, 1.2),
+    (slice_axis, 0.7),
+    (concat_and_slice, 0.8),
+    (pad, 0.7),
+    (resize, 0.5),
+    (unchanged, 0.3),
+)
