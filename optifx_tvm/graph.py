@@ -228,7 +228,10 @@ class ConvGraph:
             return tuple(Step(i["op"], tuple(i["args"])) for i in items)
 
         def window(item: dict[str, Any]) -> Window:
-            return Window(**{k: tuple(v) if isinstance(v, list) else v for k, v in item.items()})
+            fields: dict[str, Any] = {
+                k: tuple(v) if isinstance(v, list) else v for k, v in item.items()
+            }
+            return Window(**fields)
 
         nodes = tuple(
             Node(

@@ -288,6 +288,15 @@ def _space_to_depth(node: Node, builder: relax.BlockBuilder) -> Expr | None:
     return relax.op.reshape(builder.emit(moved), (batch, channels * block**2, *down))
 
 
+def _slice(node: Node, builder: relax.BlockBuilder) -> Expr | None:
+    """Before opset 10 the bounds were attributes, which TVM does not read."""
+    if node.opset >= 10:
+        return None
+    starts, ends = list(node.attrs["starts"]), list(node.attrs["ends"])
+    axes = list(node.attrs.get("axes", range(len(starts))))
+    return relax.op.strided_slice(node.inputs[0], axes, starts, ends)
+
+
 def _split(node: Node, builder: relax.BlockBuilder) -> Expr | None:
     shape = node.shape()
     axis = int(node.attrs.get("axis", 0)) % len(shape)
@@ -388,6 +397,7 @@ CONVERTERS: dict[str, Converter] = {
     "Resize": _resize,
     "Shape": _shape,
     "Size": _size,
+    "Slice": _slice,
     "SpaceToDepth": _space_to_depth,
     "Split": _split,
     "Sub": _legacy_binary(relax.op.subtract),

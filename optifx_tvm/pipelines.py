@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tvm
 from tvm import relax
+from tvm.relax.backend.cuda import pipeline as cuda
 from tvm.target import Target
 
 from optifx_tvm import passes
 from optifx_tvm.partition import Planner
 from optifx_tvm.records import Database
+from optifx_tvm.target import is_cuda
 
 
 def fusion_passes(
@@ -33,6 +35,20 @@ def fusion_passes(
     ]
 
 
+def default_passes(target: Target) -> tvm.transform.Pass:
+    """TVM's default pipeline for ``target``, on CUDA with ScheduleFallback around dlight."""
+    if not is_cuda(target):
+        return relax.get_default_pipeline(target)
+    steps = []
+    for step in (*cuda.library_dispatch_passes(target), *cuda.legalize_passes(target)):
+        if step.info.name == "ApplyDefaultSchedule":
+            steps.append(passes.ScheduleFallback(target, convolutions_only=True))
+        steps.append(step)
+    steps.append(passes.ScheduleFallback(target))
+    steps += [*cuda.dataflow_lower_passes(target), *cuda.finalize_passes(target)]
+    return tvm.transform.Sequential(steps)
+
+
 def pipeline(
     target: Target | None = None,
     *,
@@ -48,7 +64,7 @@ def pipeline(
         chosen = target or Target.current(allow_none=True) or Target("llvm")
         steps = fusion_passes(chosen, dtype=dtype, planner=planner, database=database)
         with chosen:
-            return tvm.transform.Sequential([*steps, relax.get_default_pipeline(chosen)])(mod)
+            return tvm.transform.Sequential([*steps, default_passes(chosen)])(mod)
 
     return run
 

@@ -17,6 +17,7 @@ from optifx_tvm.passes.fold_padding import FoldPadding
 from optifx_tvm.passes.lower_fusion_groups import LowerFusionGroups
 from optifx_tvm.passes.normalize_pooling import NormalizePooling
 from optifx_tvm.passes.restore_layout import RestoreTransposedConvLayout
+from optifx_tvm.passes.schedule_fallback import ScheduleFallback
 from optifx_tvm.passes.schedule_fusion_groups import ScheduleFusionGroups
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "LowerFusionGroups",
     "NormalizePooling",
     "RestoreTransposedConvLayout",
+    "ScheduleFallback",
     "ScheduleFusionGroups",
 ]
 

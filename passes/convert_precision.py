@@ -63,7 +63,7 @@ class _ToHalf(DataflowRewriter):
         # Code outside the block reads its outputs with the types they have.
         self._keep_outputs = keep_fp32_outputs or len(blocks) != 1
         self._halves: dict[Var, Var] = {}
-        self._ends = chain_ends(func)
+        self._ends = chain_ends(func, rounds_outputs=not self._keep_outputs)
         self._outputs: dict[Var, Var] = {}
 
     def rewrite_result(self, result: Expr) -> Expr:
@@ -82,6 +82,8 @@ class _ToHalf(DataflowRewriter):
         if name in CONVOLUTIONS and dtype_of(source.args[0]) == _FULL:
             data, weight = (self._half(arg) for arg in source.args)
             return conv_like(source, data, weight, out_dtype=_FULL)
+        if name == "relax.astype" and _rounds(source):
+            return self._half(source.args[0])
         if name in _MOVERS and self._moves_half(name, source):
             return self.with_args(source, [self._half(arg) for arg in source.args])
         return self.with_args(source, [self._full(arg) for arg in source.args])
@@ -99,7 +101,7 @@ class _ToHalf(DataflowRewriter):
         else:
             new = value if isinstance(value, Var | GenericConst) else self.emit(value)
         if var in self._ends and dtype_of(new) == _FULL:
-            new = self.emit(relax.op.astype(new, _HALF))
+            new = self._rounded(new)
         self.map(var, new)
 
     def _bind_output(self, var: Var, value: Expr) -> None:
@@ -130,7 +132,7 @@ class _ToHalf(DataflowRewriter):
         if not wanted or dtype_of(value) == wanted:
             return value
         leaf = value if isinstance(value, Var | GenericConst) else self.emit(value)
-        return self.emit(relax.op.astype(leaf, wanted))
+        return self._rounded(leaf) if wanted == _HALF else self.emit(relax.op.astype(leaf, wanted))
 
     def _moves_half(self, name: str, source: Call) -> bool:
         if name == "relax.nn.avg_pool2d" and _window(source) > _LARGE_WINDOW:
@@ -146,12 +148,12 @@ class _ToHalf(DataflowRewriter):
         if isinstance(source, relax.Tuple):
             return self.tuple_of(source, [self._half(field) for field in source.fields])
         value = self.new(source)
-        if dtype_of(value) != _FULL:
-            return value
+        return self._rounded(value) if dtype_of(value) == _FULL else value
+
+    def _rounded(self, value: Expr) -> Expr:
+        """A float32 variable or constant in float16; each variable is cast once."""
         if isinstance(value, GenericConst):
             return constant(value.value.numpy(), _HALF)
-        if not isinstance(value, Var):
-            return value
         if value not in self._halves:
             self._halves[value] = self.emit(relax.op.astype(value, _HALF))
         return self._halves[value]
@@ -167,19 +169,31 @@ class _ToHalf(DataflowRewriter):
         return value
 
 
-def chain_ends(func: relax.Function) -> set[Var]:
+def chain_ends(func: relax.Function, rounds_outputs: bool) -> set[Var]:
     """The float32 variables of ``func`` to be rounded to float16 (see the module's text)."""
+
+    def reads_half(value: Expr) -> bool:
+        return _reads_half(value) or (rounds_outputs and op_name(value) is None)
+
     readers = _readers(func)
     ends: set[Var] = set()
+    # Read as they are by an output or an operator that stays in float32, perhaps through a view.
+    full: set[Var] = set()
     reached: dict[Var, frozenset[Var]] = {}
     for var, value in reversed(list(bound_values(func).items())):
         reached[var] = frozenset((var,))
         uses = readers.get(var, [])
+        if not isinstance(var, relax.DataflowVar) and not rounds_outputs:
+            full.add(var)
         if dtype_of(var) != _FULL or not isinstance(var, relax.DataflowVar):
             continue
-        if any(not _passes_on(call) and not _reads_half(call) for _, call in uses):
+        if any(
+            user in full if _is_view(call) else not _passes_on(call) and not reads_half(call)
+            for user, call in uses
+        ):
+            full.add(var)
             continue
-        if any(_reads_half(call) or (_is_view(call) and user in ends) for user, call in uses):
+        if any(reads_half(call) or (_is_view(call) and user in ends) for user, call in uses):
             ends.add(var)
             continue
         onward = frozenset().union(*(reached.get(user, frozenset()) for user, _ in uses))
@@ -212,10 +226,16 @@ def _passes_on(value: Expr) -> bool:
     return op_name(value) in ELEMENTWISE or _is_view(value)
 
 
+def _rounds(value: Call) -> bool:
+    return dtype_of(value) == _HALF and dtype_of(value.args[0]) == _FULL
+
+
 def _reads_half(value: Expr) -> bool:
     name = op_name(value)
     if name in CONVOLUTIONS:
         return True
+    if name == "relax.astype" and isinstance(value, Call):
+        return _rounds(value)
     if name == "relax.nn.avg_pool2d" and isinstance(value, Call):
         return _window(value) <= _LARGE_WINDOW
     return name in _MOVERS - VIEWS

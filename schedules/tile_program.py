@@ -629,12 +629,12 @@ class _Emitter:
         assert region is not None, "regions of one tensor's readers have a hull"
         if key[2] is None:
             region = self.box(tensor, region)
+        pieces, concat = (tensor,), self.group.by_name.get(tensor)
+        if concat is not None and self.is_gathered(concat):
+            # A slice of the joined channels is no slice of each part: gather all of them.
+            pieces, full = concat.inputs, True
         name = f"{tensor}_staged{len(self.staged)}"
         view = self.tile(name, tensor, region, full)
-        gathered = self.group.by_name.get(tensor)
-        pieces = (tensor,)
-        if gathered is not None and self.is_gathered(gathered):
-            pieces = gathered.inputs
         offset = 0
         for index, piece in enumerate(pieces):
             target = _Target(view.buffer, region, offset, key[2], len(pieces) > 1)

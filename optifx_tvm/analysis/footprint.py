@@ -316,14 +316,20 @@ class GroupAnalysis:
         """Bytes of one staged copy: the hull of what its readers need."""
         needs = [input_region(node, space.regions[node.name]) for node in readers]
         shape = self.group.shape(tensor)
-        extents = [
-            max(axis.end for axis in axes) - min(axis.base for axis in axes)
-            for axes in ([r.rows for r in needs], [r.cols for r in needs])
-        ]
+        padded = self.padded[readers[0].name]
+        positions = 1
+        for i, axes in enumerate(([r.rows for r in needs], [r.cols for r in needs])):
+            start, end = min(axis.base for axis in axes), max(axis.end for axis in axes)
+            if not padded and space.count[i] == 1:  # nobody reads positions outside the image
+                start, end = max(start, 0), min(end, shape[1 + i])
+            positions *= max(end - start, 1)
         ranges = [plan[n.name] for n in readers if passes_slice(self.group, n)]
         sliced = len(ranges) == len(readers) and not any(r.full for r in ranges)
+        producer = self.group.by_name.get(tensor)
+        if producer is not None and self._is_gathered(producer):
+            sliced = False
         channels = ranges[0].extent if sliced else shape[-1]
-        return self._bytes(tensor, extents[0] * extents[1], channels)
+        return self._bytes(tensor, positions, channels)
 
 
 def _fill(node: Node) -> str:

@@ -16,7 +16,7 @@ nests of a tile run one after the other, so that little is hidden."""
 LANES = 16
 """Channels that a register block of a stage covers; a rest costs as much as a whole one."""
 GPU_EFFICIENCY = {"matrix": 0.6, "depthwise": 0.2, "pool": 0.2, "copy": 0.2}
-CPU_EFFICIENCY = {"matrix": 0.75, "depthwise": 0.3, "pool": 0.2, "copy": 0.15}
+CPU_EFFICIENCY = {"matrix": 0.75, "depthwise": 0.5, "pool": 0.2, "copy": 0.15}
 TENSOR_CORE_EFFICIENCY = 0.45
 """Reached share of the peak by kind of stage: of the float32 peak, except that dense float16
 convolutions of a GPU run on its tensor cores."""

@@ -15,7 +15,7 @@ import numpy as np
 from tvm import tirx
 from tvm.target import Target
 
-from tests.cuda_emulator.lowering import Launch, lower
+from optifx_tvm.cuda_source import Launch, cuda_source
 from tests.cuda_emulator.translate import translate
 
 ORDERS = ("forward", "reverse", "random")
@@ -67,8 +67,10 @@ class EmulatedKernel:
         self, func: tirx.PrimFunc, target: Target, *, storage_rewrite: bool = False
     ) -> None:
         self.parameters = [p.name for p in func.params]
-        self.lowered = lower(func, target, storage_rewrite=storage_rewrite)
-        self.library = load(self.lowered.source)
+        source = cuda_source({"main": func}, target, storage_rewrite=storage_rewrite)
+        self.library = load(source.text)
+        self.launches = source.launches["main"]
+        self.workspace = source.workspace["main"]
 
     def run(self, args: Sequence[np.ndarray], order: str = "forward", seed: int = 0) -> None:
         """Run on ``args`` (in the order of the PrimFunc's parameters, outputs written in place).
@@ -76,9 +78,9 @@ class EmulatedKernel:
         Raises EmulationError.
         """
         arrays = dict(zip(self.parameters, args, strict=True))
-        for name, (elements, dtype) in self.lowered.workspace.items():
+        for name, (elements, dtype) in self.workspace.items():
             arrays[name] = np.full(elements, np.nan, dtype)
-        launch_all(self.library, self.lowered.launches, arrays, order, seed)
+        launch_all(self.library, self.launches, arrays, order, seed)
 
 
 def load(source: str) -> ctypes.CDLL:

@@ -7,6 +7,7 @@ import pytest
 from tvm.script import tirx as T
 from tvm.target import Target
 
+from optifx_tvm.cuda_source import Launch
 from tests.cuda_emulator.emulator import (
     ORDERS,
     EmulatedKernel,
@@ -14,7 +15,6 @@ from tests.cuda_emulator.emulator import (
     launch_all,
     load,
 )
-from tests.cuda_emulator.lowering import Launch
 
 THREADS = 64
 CUDA = Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")
@@ -22,11 +22,13 @@ CUDA = Target({"kind": "cuda", "arch": "sm_90"}, host="llvm")
 
 def _run(body: str, order: str = "forward", shared_bytes: int = 4 * THREADS) -> np.ndarray:
     """Run a kernel over ``float* a`` (0, 1, ...) and ``float* b`` of 64 elements in one block."""
-    source = f"""extern "C" __global__ void __launch_bounds__(64) kernel_(float* __restrict__ a, float* __restrict__ b) {{
-      extern __shared__ __align__(64) float shared_ptr[];
-      int t = ((int)threadIdx.x);
-      {body}
-    }}"""  # noqa: E501
+    source = (
+        'extern "C" __global__ void __launch_bounds__(64) kernel_('
+        "float* __restrict__ a, float* __restrict__ b) {\n"
+        "  extern __shared__ __align__(64) float shared_ptr[];\n"
+        "  int t = ((int)threadIdx.x);\n"
+        f"  {body}\n}}\n"
+    )
     arrays = {
         "a": np.arange(THREADS, dtype=np.float32),
         "b": np.full(THREADS, np.nan, np.float32),
@@ -114,5 +116,5 @@ def test_several_kernels_with_a_workspace_between() -> None:
     b = np.full_like(a, np.nan)
     kernel = EmulatedKernel(reverse_twice, CUDA)
     kernel.run([a, b])
-    assert len(kernel.lowered.launches) == 2
+    assert len(kernel.launches) == 2
     np.testing.assert_array_equal(b, 2 * a[::-1])

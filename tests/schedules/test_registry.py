@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tvm import tirx
 from tvm.target import Target
 
+from optifx_tvm.cuda_source import Launch, cuda_source
 from optifx_tvm.device import SHARED_LIMIT
 from optifx_tvm.partition import Tile
 from optifx_tvm.schedules.cuda_simt import schedule_simt
@@ -12,7 +14,6 @@ from optifx_tvm.schedules.registry import schedule_group
 from optifx_tvm.schedules.shared_memory import shared_bytes, smaller_tiles
 from optifx_tvm.schedules.tile_program import build_tile_program
 from tests.cuda_emulator.emulator import ORDERS, EmulatedKernel
-from tests.cuda_emulator.lowering import lower
 from tests.support.group_cases import (
     build_case,
     case_names,
@@ -24,6 +25,11 @@ from tests.support.groups import GroupBuilder
 
 ADA = Target({"kind": "cuda", "arch": "sm_89"}, host="llvm")
 SMALL = Target({"kind": "cuda", "arch": "sm_50"}, host="llvm")
+
+
+def _launch(func: tirx.PrimFunc) -> Launch:
+    (launch,) = cuda_source({"main": func}, ADA).launches["main"]
+    return launch
 
 
 def _check(kernel: EmulatedKernel, graph) -> None:
@@ -38,7 +44,7 @@ def _check(kernel: EmulatedKernel, graph) -> None:
 def test_shared_bytes_is_a_close_upper_bound(name: str) -> None:
     case = build_case(name)
     func = schedule_simt(build_tile_program(case.graph, case.tile, outer="blockIdx.x"))
-    (launch,) = lower(func, ADA).launches
+    launch = _launch(func)
     assert launch.shared_bytes <= shared_bytes(func) <= 2 * launch.shared_bytes + 512
 
 
@@ -50,7 +56,7 @@ def test_a_tile_that_does_not_fit_is_made_smaller() -> None:
     assert shared_bytes(whole) > SHARED_LIMIT["sm_89"]
     kernel = schedule_group(b.graph(), tile, ADA)
     assert kernel is not None
-    (launch,) = lower(kernel, ADA).launches
+    launch = _launch(kernel)
     assert SHARED_LIMIT["sm_89"] / 4 < launch.shared_bytes <= SHARED_LIMIT["sm_89"]
     assert launch.grid == (8, 1, 1)
 
@@ -60,7 +66,7 @@ def test_more_slices_when_one_position_does_not_fit() -> None:
     b.depthwise(b.input(13, 13, 1024), 13)
     kernel = schedule_group(b.graph(), Tile(4, 4), ADA)
     assert kernel is not None
-    (launch,) = lower(kernel, ADA).launches
+    launch = _launch(kernel)
     assert launch.shared_bytes <= SHARED_LIMIT["sm_89"]
     assert launch.block[0] > 1
 
@@ -72,7 +78,7 @@ def test_tiles_in_global_memory_where_nothing_fits() -> None:
     kernel = schedule_group(graph, Tile(2, 4), SMALL)
     assert kernel is not None
     emulated = EmulatedKernel(kernel, SMALL)
-    assert {launch.shared_bytes for launch in emulated.lowered.launches} == {0}
+    assert {launch.shared_bytes for launch in emulated.launches} == {0}
     _check(emulated, graph)
 
 

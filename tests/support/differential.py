@@ -18,6 +18,24 @@ from tests.support.random_plans import random_partition
 TOLERANCE = {"float32": 1e-5, "float16": 5e-3}
 """Largest relative L2 error of an output."""
 PLANS = ("none", "search", "random")
+MACHINES = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
+"""16, 8 and 4 lanes: different register blocks."""
+
+
+def machine(seed: int) -> Target:
+    """A target for this host that depends on the seed. LLVM's optimiser, which is not what is
+    tested, would take most of the time: it is off."""
+    from tvm.target.codegen import llvm_cpu_has_features, llvm_get_system_cpu
+
+    host = Target({"kind": "llvm", "mcpu": llvm_get_system_cpu()})
+    known = [
+        mcpu
+        for mcpu, feature in zip(MACHINES, ("avx512f", "avx2", "sse4.2"), strict=True)
+        if llvm_cpu_has_features(feature, host)
+    ]
+    if not known:
+        return Target({"kind": "llvm", "opt-level": 0})
+    return Target({"kind": "llvm", "opt-level": 0, "mcpu": known[seed % len(known)]})
 
 
 def differences(
@@ -26,20 +44,21 @@ def differences(
     expected: Mapping[str, np.ndarray],
     seed: int,
     dtype: str = "float32",
-    target: Target | None = None,
     plans: Sequence[str] = PLANS,
 ) -> dict[str, float]:
-    """The relative L2 error of every plan's every output: "plan output" -> error."""
-    target = target or Target("llvm")
+    """Errors of the outputs that differ too much: "plan, output" -> relative L2 error."""
+    target = machine(seed)
     mod = import_model(model)
     errors = {}
     for plan in plans:
         planner: str | Planner = plan
         if plan == "random":
-            planner = lambda graph: random_partition(graph, seed, merges=1.5)  # noqa: E731
+            planner = lambda graph: random_partition(graph, seed, merges=1.0 + seed % 3)  # noqa: E731
         results = run(mod, feed, pipeline(target, dtype=dtype, planner=planner), target)
         for (name, wanted), got in zip(expected.items(), results, strict=True):
-            errors[f"{plan} {name}"] = relative_error(got, wanted)
+            error = relative_error(got, wanted)
+            if not error < TOLERANCE[dtype]:
+                errors[f"{plan}, {name}"] = error
     return errors
 
 
@@ -48,11 +67,9 @@ def run(
 ) -> list[np.ndarray]:
     """The outputs of ``mod`` compiled with ``passes``."""
     executable = tvm.compile(mod, target, relax_pipeline=passes)
-    machine = relax.VirtualMachine(executable, tvm.cpu())
-    found = machine["main"](*(tvm.runtime.tensor(value) for value in feed.values()))
-    return [
-        x.numpy() for x in (found if isinstance(found, list | tuple | tvm.ir.Array) else [found])
-    ]
+    vm = relax.VirtualMachine(executable, tvm.cpu())
+    found = vm["main"](*(tvm.runtime.tensor(value) for value in feed.values()))
+    return [found.numpy()] if isinstance(found, tvm.runtime.Tensor) else [x.numpy() for x in found]
 
 
 def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:

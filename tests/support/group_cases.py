@@ -421,3 +421,17 @@ def tiles_of_one_position(b):
 @_case(tile=(9, 8))
 def one_tile_for_the_whole_image(b):
     return (b.conv(b.conv(b.input(9, 8, 5), 17, 3), 33, 3, s=2),)
+
+
+@_case(tile=(1, 1, 2))
+def merge_gathered_concat_read_by_a_slice(b):
+    c = b.concat(b.input(2, 2, 32), b.input(2, 2, 96))
+    steps = (Step("multiply", (0, b.param(128))), Step("relu", (1,)))
+    return (b.pool(c, "avg", 2, 2, prologue=steps),)
+
+
+@_case(tile=(3, 7, 1))
+def merge_concat_parts_written_out_of_order(b):
+    first, last = b.input(6, 7, 24), b.conv(b.input(6, 7, 24), 24, 1)
+    c = b.concat(first, last)
+    return c, b.eltwise(c, Step("relu", (0,)))

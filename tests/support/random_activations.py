@@ -17,11 +17,16 @@ def activation(canvas: Canvas, x: Value) -> Value:
 
 
 def _plain(op: str, **attrs: float) -> Move:
-    return lambda canvas, x: canvas.emit(op, x, **attrs)
+    return lambda canvas, x: canvas.emit_many(op, [x], [x.shape], **attrs)[0]
 
 
 def _clip(low: float | None, high: float | None) -> Move:
     def emit(canvas: Canvas, x: Value) -> Value:
+        if canvas.opset < 11:
+            pairs = {"min": low, "max": high}.items()
+            return canvas.emit_many(
+                "Clip", [x], [x.shape], **{key: b for key, b in pairs if b is not None}
+            )[0]
         bounds = ["" if b is None else canvas.const(b) for b in (low, high)]
         return canvas.emit("Clip", x, *bounds)
 

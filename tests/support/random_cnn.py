@@ -16,7 +16,7 @@ import onnxruntime
 from tests.support.onnx_canvas import Canvas
 from tests.support.random_moves import MOVES, head, width
 
-OPSETS = (11, 13, 17, 20)
+OPSETS = (9, 11, 13, 17, 20)
 
 
 @dataclass(frozen=True)

@@ -82,12 +82,12 @@ def conv(canvas: Canvas, x: Value, out: int | None = None, groups: int = 1) -> V
     attrs, size = found
     out = out or width(canvas)
     shape = (out, x.channels // groups, *attrs["kernel_shape"])
-    inputs = [x, canvas.normal(*shape, scale=1 / math.sqrt(math.prod(shape[1:])))]
+    inputs = [canvas.normal(*shape, scale=1 / math.sqrt(math.prod(shape[1:])))]
     if canvas.rng.random() < 0.6:
         inputs.append(canvas.normal(out, scale=0.5))
     if canvas.rng.random() < 0.3:
         del attrs["kernel_shape"]
-    y = canvas.emit("Conv", *inputs, shape=(x.shape[0], out, *size), group=groups, **attrs)
+    y = canvas.emit("Conv", x, *inputs, shape=(x.shape[0], out, *size), group=groups, **attrs)
     if canvas.rng.random() < 0.35:
         y = batch_norm(canvas, y)
     return activation(canvas, y) if canvas.rng.random() < 0.5 else y
@@ -120,20 +120,25 @@ def transposed(canvas: Canvas, x: Value) -> Value:
     extra = [rng.randint(0, s - 1) if rng.random() < 0.4 else 0 for s in strides]
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     pads = [rng.randint(0, min(reach[i % 2], 3)) if rng.random() < 0.5 else 0 for i in range(4)]
-    size = [
-        (x.size[i] - 1) * strides[i] + reach[i] + extra[i] - pads[i] - pads[i + 2] for i in range(2)
-    ]
+    attrs = {"strides": strides, "dilations": dilations, "group": groups}
+    pairs = zip(x.size, strides, reach, extra, strict=True)
+    full = [(n - 1) * s + r + e for n, s, r, e in pairs]
+    if rng.random() < 0.15:
+        size = [max(n - rng.randint(0, 3), 1) for n in full]
+        attrs |= {"output_shape": size, "auto_pad": rng.choice(("SAME_UPPER", "SAME_LOWER"))}
+    else:
+        size = [full[i] - pads[i] - pads[i + 2] for i in range(2)]
+        attrs["pads"] = pads
     if min(size) < 1 or max(size) > LARGEST:
         return activation(canvas, x)
     scale = 1 / math.sqrt(x.channels / groups * max(math.prod(kernel) / math.prod(strides), 1))
-    inputs = [x, canvas.normal(x.channels, per_group, *kernel, scale=scale)]
+    inputs = [canvas.normal(x.channels, per_group, *kernel, scale=scale)]
     if rng.random() < 0.5:
         inputs.append(canvas.normal(per_group * groups, scale=0.5))
-    attrs = {"strides": strides, "dilations": dilations, "pads": pads, "group": groups}
     if any(extra):
         attrs["output_padding"] = extra
     shape = (x.shape[0], per_group * groups, *size)
-    y = canvas.emit("ConvTranspose", *inputs, shape=shape, **attrs)
+    y = canvas.emit("ConvTranspose", x, *inputs, shape=shape, **attrs)
     if rng.random() < 0.3:
         y = batch_norm(canvas, y)
     return activation(canvas, y) if rng.random() < 0.4 else y
@@ -152,10 +157,12 @@ def _pool(canvas: Canvas, x: Value, op: str) -> Value:
     if found is None:
         return activation(canvas, x)
     attrs, size = found
+    if canvas.opset < 10 and attrs.pop("ceil_mode", 0):
+        return activation(canvas, x)
+    if canvas.opset < (19 if op == "AveragePool" else 10) and attrs.pop("dilations") != (1, 1):
+        return activation(canvas, x)
     if op == "AveragePool":
         attrs["count_include_pad"] = canvas.rng.randint(0, 1)
-        if canvas.opset < 19 and attrs.pop("dilations") != (1, 1):
-            return activation(canvas, x)
     return canvas.emit(op, x, shape=(*x.shape[:2], *size), **attrs)
 
 
@@ -164,9 +171,16 @@ def global_pool(canvas: Canvas, x: Value) -> Value:
     shape = (*x.shape[:2], 1, 1)
     if op != "ReduceMean":
         return canvas.emit(op, x, shape=shape)
+    return _reduced(canvas, x, [2, 3], shape)
+
+
+def _reduced(canvas: Canvas, x: Value, axes: list[int], shape: tuple[int, ...]) -> Value:
+    """Mean over some axes, which stay if ``shape`` has four."""
+    keep = int(len(shape) == 4)
     if canvas.opset < 18:
-        return canvas.emit(op, x, shape=shape, axes=[2, 3], keepdims=1)
-    return canvas.emit(op, x, canvas.const(np.array([-1, -2]), "int64"), shape=shape)
+        return canvas.emit("ReduceMean", x, shape=shape, axes=axes, keepdims=keep)
+    operand = canvas.const(np.array(axes) - 4, "int64")
+    return canvas.emit("ReduceMean", x, operand, shape=shape, keepdims=keep)
 
 
 def batch_norm(canvas: Canvas, x: Value) -> Value:
@@ -211,10 +225,11 @@ def _as_large(canvas: Canvas, x: Value) -> list[Value]:
 
 def combine(canvas: Canvas, x: Value) -> Value:
     """x with another value of its shape."""
-    op = canvas.rng.choice(("Add", "Add", "Add", "Mul", "Sub", "Max", "Min", "Sum"))
-    pair = [x, partner(canvas, x)]
-    canvas.rng.shuffle(pair)
-    y = canvas.emit(op, *pair)
+    op = canvas.rng.choice(("Add", "Add", "Add", "Mul", "Sub", "Max", "Min", "Sum", "Mean"))
+    operands = [x, partner(canvas, x)]
+    if op in ("Max", "Min", "Sum", "Mean") and canvas.rng.random() < 0.3:
+        operands.append(partner(canvas, x))
+    y = canvas.emit(op, *canvas.shuffled(*operands))
     return canvas.emit("Relu", y) if canvas.rng.random() < 0.4 else y
 
 
@@ -240,6 +255,61 @@ def squeeze_excite(canvas: Canvas, x: Value) -> Value:
     y = canvas.emit(canvas.rng.choice(("Sigmoid", "HardSigmoid")), y)
     op = canvas.rng.choice(("Mul", "Mul", "Add"))
     return canvas.emit(op, *canvas.shuffled(x, y), shape=x.shape)
+
+
+def attention(canvas: Canvas, x: Value) -> Value:
+    """x times factors of shape (N, 1, H, W) or (1, C, H, W), made from a mean of x."""
+    if canvas.rng.random() < 0.5:
+        y = _reduced(canvas, x, [1], (x.shape[0], 1, *x.size))
+        weight = canvas.normal(1, 1, 3, 3)
+        y = canvas.emit("Conv", y, weight, pads=[1, 1, 1, 1])
+    else:
+        y = _reduced(canvas, x, [0], (1, *x.shape[1:]))
+    op = canvas.rng.choice(("Mul", "Mul", "Add"))
+    factors = canvas.emit("Sigmoid", y)
+    return canvas.emit(op, *canvas.shuffled(x, factors), shape=x.shape)
+
+
+def dense_excite(canvas: Canvas, x: Value) -> Value:
+    """Squeeze and excite with dense layers on a flattened mean."""
+    y = _reduced(canvas, x, [2, 3], x.shape[:2])
+    weight = canvas.normal(x.channels, x.channels, scale=1 / math.sqrt(x.channels))
+    y = canvas.emit("Sigmoid", canvas.emit("Gemm", y, weight, canvas.normal(x.channels)))
+    shape = canvas.const(np.array([0, 0, 1, 1]), "int64")
+    y = canvas.emit("Reshape", y, shape, shape=(*x.shape[:2], 1, 1))
+    return canvas.emit("Mul", *canvas.shuffled(x, y), shape=x.shape)
+
+
+def channel_shuffle(canvas: Canvas, x: Value) -> Value:
+    """ShuffleNet's reshape, transpose, reshape."""
+    groups = next((g for g in (2, 3, 5, 7) if x.channels % g == 0), None)
+    if groups is None:
+        return grouped(canvas, x)
+    split = (x.shape[0], groups, x.channels // groups, *x.size)
+    swapped = (x.shape[0], x.channels // groups, groups, *x.size)
+    y = canvas.emit("Reshape", x, canvas.const(np.array(split), "int64"), shape=split)
+    y = canvas.emit("Transpose", y, shape=swapped, perm=[0, 2, 1, 3, 4])
+    y = canvas.emit("Reshape", y, canvas.const(np.array(x.shape), "int64"), shape=x.shape)
+    return grouped(canvas, y)
+
+
+def moved(canvas: Canvas, x: Value) -> Value:
+    """Operators that are not fused but keep or move an image."""
+    batch, channels, (rows, columns) = x.shape[0], x.channels, x.size
+    kind = canvas.rng.choice(("depth", "space", "lrn", "norm", "transpose"))
+    if kind == "depth" and channels % 4 == 0 and 2 * max(x.size) <= LARGEST:
+        shape = (batch, channels // 4, 2 * rows, 2 * columns)
+        return canvas.emit("DepthToSpace", x, shape=shape, blocksize=2)
+    if kind == "space" and rows % 2 == columns % 2 == 0 and channels < 40:
+        shape = (batch, channels * 4, rows // 2, columns // 2)
+        return canvas.emit("SpaceToDepth", x, shape=shape, blocksize=2)
+    if kind == "lrn":
+        return canvas.emit("LRN", x, size=canvas.rng.choice((3, 5)), alpha=0.1, bias=1.5)
+    if kind == "norm" and rows * columns > 8:
+        scale = canvas.normal(channels, scale=0.3, mean=1.0)
+        return canvas.emit("InstanceNormalization", x, scale, canvas.normal(channels))
+    shape = (batch, channels, columns, rows)
+    return canvas.emit("Transpose", x, shape=shape, perm=[0, 1, 3, 2])
 
 
 def concat(canvas: Canvas, x: Value) -> Value:
@@ -280,13 +350,10 @@ def split(canvas: Canvas, x: Value) -> Value:
         return activation(canvas, x)
     first = canvas.rng.randint(1, x.channels - 1)
     sizes = [first, x.channels - first]
-    inputs, attrs = [x], {"axis": 1}
-    if canvas.opset < 13:
-        attrs["split"] = sizes
-    else:
-        inputs.append(canvas.const(np.array(sizes), "int64"))
+    old = {"split": sizes} if canvas.opset < 13 else {}
+    new = [] if canvas.opset < 13 else [canvas.const(np.array(sizes), "int64")]
     shapes = [(x.shape[0], size, *x.size) for size in sizes]
-    left, right = canvas.emit_many("Split", inputs, shapes, **attrs)
+    left, right = canvas.emit_many("Split", [x, *new], shapes, axis=1, **old)
     if canvas.rng.random() < 0.5:
         return canvas.emit("Concat", _conv_relu(canvas, right), left, shape=x.shape, axis=1)
     activation(canvas, left)
@@ -310,6 +377,10 @@ def slice_axis(canvas: Canvas, x: Value) -> Value:
     shape[axis] = len(range(begin, end, step))
     if end == extent and canvas.rng.random() < 0.5:
         end = 2**31
+    if canvas.opset < 10:
+        shape[axis] = min(end, extent) - begin
+        bounds = {"starts": [begin], "ends": [end], "axes": [axis]}
+        return canvas.emit("Slice", x, shape=tuple(shape), **bounds)
     bounds = ([begin], [end], [axis], [step])
     inputs = [canvas.const(np.array(bound), "int64") for bound in bounds]
     return canvas.emit("Slice", x, *inputs, shape=tuple(shape))
@@ -327,8 +398,12 @@ def pad(canvas: Canvas, x: Value) -> Value:
     low = [canvas.rng.randint(0, 2) if n > 2 else 0 for n in x.size]
     high = [canvas.rng.randint(0, 2) if n > 2 else 0 for n in x.size]
     shape = (*x.shape[:2], *(sum(item) for item in zip(x.size, low, high, strict=True)))
-    pads = canvas.const(np.array([0, 0, *low, 0, 0, *high]), "int64")
-    y = canvas.emit("Pad", x, pads, shape=shape, mode=mode)
+    pads = [0, 0, *low, 0, 0, *high]
+    if canvas.opset < 11:
+        y = canvas.emit("Pad", x, shape=shape, mode=mode, pads=pads)
+    else:
+        operand = canvas.const(np.array(pads), "int64")
+        y = canvas.emit("Pad", x, operand, shape=shape, mode=mode)
     return canvas.rng.choice((conv, max_pool, avg_pool))(canvas, y)
 
 
@@ -337,6 +412,9 @@ def resize(canvas: Canvas, x: Value) -> Value:
         return max_pool(canvas, x)
     scales = canvas.const(np.array([1.0, 1.0, 2.0, 2.0]))
     shape = (*x.shape[:2], *(2 * n for n in x.size))
+    if canvas.opset < 11:
+        mode = canvas.rng.choice(("nearest", "linear"))
+        return canvas.emit("Upsample", x, scales, shape=shape, mode=mode)
     mode, rule = canvas.rng.choice((("nearest", "asymmetric"), ("linear", "half_pixel")))
     attrs = {"mode": mode, "coordinate_transformation_mode": rule, "nearest_mode": "floor"}
     region = canvas.const(np.zeros(0)) if canvas.opset < 13 else ""
@@ -359,8 +437,8 @@ def head(canvas: Canvas, x: Value) -> Value:
         out, turned = canvas.rng.choice((1, 5, 10, 33)), canvas.rng.randint(0, 1)
         shape = (out, y.channels) if turned else (y.channels, out)
         weight = canvas.normal(*shape, scale=1 / math.sqrt(y.channels))
-        inputs = [y, weight, canvas.normal(out)][: canvas.rng.choice((2, 3))]
-        y = canvas.emit("Gemm", *inputs, shape=(x.shape[0], out), transB=turned)
+        bias = [canvas.normal(out)] if canvas.opset < 11 or canvas.rng.random() < 0.5 else []
+        y = canvas.emit("Gemm", y, weight, *bias, shape=(x.shape[0], out), transB=turned)
         y = canvas.emit("Relu", y) if canvas.rng.random() < 0.3 else y
     return canvas.emit("Softmax", y, axis=1) if canvas.rng.random() < 0.3 else y
 
@@ -380,6 +458,10 @@ MOVES: tuple[tuple[Move, float], ...] = (
     (combine, 2),
     (residual, 2),
     (squeeze_excite, 1),
+    (dense_excite, 0.4),
+    (attention, 0.6),
+    (channel_shuffle, 0.5),
+    (moved, 0.6),
     (concat, 1.5),
     (branches, 1.5),
     (split, 1.2),
