@@ -63,9 +63,7 @@ class DeviceSpec:
         """
         if target.kind.name == "cuda":
             return _gpu(str(target.tag), str(target.attrs.get("arch", "")))
-        return _cpu(
-            int(target.attrs.get("num-cores", 0)) or 4, codegen.llvm_get_vector_width(target)
-        )
+        return _cpu(int(target.attrs.get("num-cores", 0)) or 4, _vector_bits(target))
 
 
 def _gpu_spec(
@@ -147,6 +145,12 @@ def _cpu(cores: int, vector_bits: int) -> DeviceSpec:
         l3_bytes_per_s=30e9 * cores,
         vector_bits=vector_bits,
     )
+
+
+def _vector_bits(target: Target) -> int:
+    if codegen.llvm_cpu_has_features("avx512f", target):
+        return 512
+    return 256 if codegen.llvm_cpu_has_features("avx2", target) else 128
 
 
 GENERIC_CPU = _cpu(4, 256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ _FAILURES = (
     RuntimeError,
     TypeError,
     ValueError,
+    zipfile.BadZipFile,
 )
 
 
@@ -40,6 +42,9 @@ def _torch() -> ModuleType:
 def load(path: Path) -> Any:
     """Reads a ``.pt2`` file as an ``ExportedProgram``."""
     torch = _torch()
+    if not zipfile.is_zipfile(path):
+        # torch would log a page before it raises.
+        raise ModelError(f"'{path}' is no torch.export program, or it is truncated")
     try:
         return torch.export.load(str(path))
     except _FAILURES as error:

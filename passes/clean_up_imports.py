@@ -10,6 +10,7 @@ import                                         after this pass
 reshape, squeeze, expand_dims, flatten chains  one reshape, or nothing
 ``permute_dims`` chains, no-op casts           one permute_dims, or nothing
 ``prelu`` with a constant slope                leakyrelu, or max(x, 0) + slope * min(x, 0)
+``where(x > 0, x, x * slope)``                 the same
 ``maximum(x, 0)``, ``minimum(maximum(..))``    relu, clip
 a constant left of a commutative operator      right of it
 LRN's ``avg_pool3d`` over channels             shifted channel slices, added
@@ -95,6 +96,7 @@ class _CleanUp(DataflowRewriter):
             "relax.astype": self._drop_if_same_type,
             "relax.permute_dims": self._permute,
             "relax.nn.prelu": self._prelu,
+            "relax.where": self._where,
             "relax.nn.avg_pool3d": self._channel_window,
         }
 
@@ -191,13 +193,29 @@ class _CleanUp(DataflowRewriter):
 
     def _prelu(self, call: Call) -> Expr | None:
         x, slope = call.args[0], array_of(call.args[1])
-        shape, dtype = static_shape(x), dtype_of(x)
+        shape = static_shape(x)
         if slope is None or shape is None:
             return None
-        if np.unique(slope).size == 1:
-            return relax.op.nn.leakyrelu(x, float(slope.reshape(-1)[0]))
         axis = int(call.attrs.axis) % len(shape)
-        slopes = channel_constant(slope.reshape(-1), len(shape), axis, dtype)
+        return self._leaky(x, channel_constant(slope, len(shape), axis, dtype_of(x)))
+
+    def _where(self, call: Call) -> Expr | None:
+        condition, x, scaled = call.args
+        positive = self.call_of(condition, "relax.greater")
+        product = self.call_of(scaled, "relax.multiply")
+        if positive is None or product is None or _scalar(positive.args[1]) != 0.0:
+            return None
+        if not (positive.args[0].same_as(x) and product.args[0].same_as(x)):
+            return None
+        if static_shape(x) != static_shape(call) or "float" not in dtype_of(x):
+            return None
+        slope = product.args[1]
+        return self._leaky(x, slope) if isinstance(slope, GenericConst) else None
+
+    def _leaky(self, x: Expr, slopes: GenericConst) -> Expr:
+        values, dtype = slopes.value.numpy(), dtype_of(x)
+        if np.unique(values).size == 1:
+            return relax.op.nn.leakyrelu(x, float(values.reshape(-1)[0]))
         zero = constant(np.array(0.0), dtype)
         negative = self.emit(relax.op.minimum(x, zero))
         scaled = self.emit(relax.op.multiply(negative, slopes))

@@ -87,36 +87,45 @@ class _DenseToConv(DataflowRewriter):
         extent = dict(zip(layout, shape, strict=True))
         return (image, layout) if extent["H"] == extent["W"] == 1 else None
 
-    def _move_unary(self, call: Call) -> Expr:
-        pixel = self._pixel_of(call.args[0])
-        if pixel is None:
-            return call
-        moved = self.emit(Call(call.op, [pixel[0], *call.args[1:]], call.attrs))
+    def _on_image(self, call: Call, operands: list[Expr]) -> Expr:
+        """``call`` on images, and the reshape that it moves behind itself."""
         shape = static_shape(call.args[0])
         assert shape is not None
+        moved = self.emit(Call(call.op, [*operands, *call.args[len(operands) :]], call.attrs))
         return relax.op.reshape(moved, shape)
 
-    def _move_binary(self, call: Call) -> Expr:
-        shape = static_shape(call)
-        pixel = self._pixel_of(call.args[0])
-        if shape is None or pixel is None or static_shape(call.args[0]) != shape:
+    def _move_unary(self, call: Call) -> Expr:
+        image = self._image_of(call.args[0])
+        if image is None or layout_of(self, image) is None:
             return call
-        image, layout = pixel
-        axis = layout.index("C")
-        vector = array_of(call.args[1])
-        if vector is not None:
-            channels = per_channel(vector, 2, 1, shape[1])
-            if channels is None:
-                return call
-            one_pixel = [1] * 4
-            one_pixel[axis] = vector.size
-            other = constant(vector.reshape(one_pixel), dtype_of(call.args[1]))
-        else:
-            second = self._pixel_of(call.args[1])
-            if second is None or second[1] != layout or static_shape(call.args[1]) != shape:
-                return call
-            other = second[0]
-        return relax.op.reshape(self.emit(Call(call.op, [image, other], call.attrs)), shape)
+        return self._on_image(call, [image])
+
+    def _move_binary(self, call: Call) -> Expr:
+        image, other = self._image_of(call.args[0]), call.args[1]
+        layout = layout_of(self, image) if image is not None else None
+        shape = static_shape(call)
+        if image is None or layout is None or static_shape(call.args[0]) != shape:
+            return call
+        vector = array_of(other)
+        if vector is not None and vector.size == 1:
+            scalar = constant(vector.reshape(()), dtype_of(other))
+            return self._on_image(call, [image, scalar])
+        pixel = self._pixel_of(call.args[0])
+        operand = self._beside_pixel(pixel[1], other, shape) if pixel is not None else None
+        return call if operand is None else self._on_image(call, [image, operand])
+
+    def _beside_pixel(self, layout: str, other: Expr, shape: tuple[int, ...] | None) -> Expr | None:
+        """The second operand of a matrix operator, for one-pixel images of ``layout``."""
+        vector = array_of(other)
+        if vector is None or shape is None:
+            second = self._pixel_of(other)
+            same = second is not None and second[1] == layout and static_shape(other) == shape
+            return second[0] if second is not None and same else None
+        if per_channel(vector, 2, 1, shape[1]) is None:
+            return None
+        one_pixel = [1] * 4
+        one_pixel[layout.index("C")] = vector.size
+        return constant(vector.reshape(one_pixel), dtype_of(other))
 
 
 @tvm.transform.module_pass(opt_level=0, name="DenseToConv")

@@ -5,6 +5,7 @@ Phase 1  split the columns and channels of each reducing nest into register tile
 Phase 2  compute each accumulator in registers inside its store nest's tile, while the nest is plain
 Phase 3  fuse the tiles of a nest and deal them out to the threads of the block
 Phase 4  copies, borders and element-wise nests: 4 channels a thread where they divide
+Phase 5  unroll steps of the reductions: the loads of several steps are then under way together
 
 A block is one iteration of the program's outer loop, bound to blockIdx.x by the builder. Tiles live
 in ``shared.dyn``: TVM puts the barriers between the nests.
@@ -24,6 +25,8 @@ from optifx_tvm.schedules.tile_program import Nest, TileProgram
 VECTOR = 4
 """Channels that one thread handles together."""
 WARP = 32
+MAX_TAPS = 25
+"""Taps of a depthwise or pooling window that are unrolled."""
 BLOCK = "blockIdx.x"
 """What the builder has bound the outer loop to."""
 CHANNEL = 6
@@ -172,3 +175,17 @@ def _schedule_reduction(sch: s_tir.Schedule, nest: Nest, config: SimtConfig) -> 
     # Phase 3; only then split off the initialisation: bind refuses an accumulator with two writers
     _deal_out(sch, [row, col_outer, outer], config.threads)
     sch.decompose_reduction(compute, reduction[0])
+    # Phase 5
+    _unroll_reduction(sch, reduction)
+
+
+def _unroll_reduction(sch: s_tir.Schedule, reduction: list) -> None:
+    """Unroll some steps of a reduction, (kh, kw) or (kh, kw, channels)."""
+    extents = [int(sch.get(loop).extent) for loop in reduction]
+    if len(extents) == 3:
+        steps = next(n for n in (8, 4, 2, 1) if extents[2] % n == 0)
+        sch.unroll(sch.split(reduction[2], [None, steps])[1])
+    elif extents[1] <= MAX_TAPS:
+        sch.unroll(reduction[1])
+        if extents[0] * extents[1] <= MAX_TAPS:
+            sch.unroll(reduction[0])

@@ -250,6 +250,7 @@ class _Emitter:
         self.plan = channel_plan(group, tile.channel_slices)
         batch = group.shape(group.nodes[-1].name)[0]
         self.lead_extents = (batch, *self.space.count, tile.channel_slices)
+        self.order = {node.name: i for i, node in enumerate(group.nodes)}
         self.lead: tuple[Expr, ...] = ()
         self.globals: dict[str, Any] = {}
         self.tiles: dict[str, _View] = {}
@@ -314,6 +315,8 @@ class _Emitter:
             and concat.inputs.count(node.name) == 1
             and node.name not in concat.operands
             and not self.is_gathered(concat)
+            # Its epilogue runs with the part: what that reads must have been computed by then.
+            and all(self.order.get(t, -1) < self.order[node.name] for t in concat.operands)
         )
         return concat if whole else None
 
@@ -330,10 +333,11 @@ class _Emitter:
         """Allocate a tile buffer."""
         channels = self.held(tensor, full)
         shape = (*self.lead_extents, region.rows.extent, region.cols.extent, channels)
-        buffer = T.sblock_alloc_buffer(
-            tuple(_i64(e) for e in shape), self.group.tensors[tensor].dtype
-        )
-        return _View(IRBuilder.name(name, buffer), region, None if full else channels)
+        dtype = self.group.tensors[tensor].dtype
+        buffer = T.sblock_alloc_buffer(tuple(_i64(e) for e in shape), dtype)
+        # CUDA declares shared memory by this name, and a file may do so with one type only.
+        buffer = IRBuilder.name(f"{name}_{dtype}", buffer)
+        return _View(buffer, region, None if full else channels)
 
     def own_tile(self, node: Node) -> _View:
         """The tile buffer of ``node``'s result, allocated when first asked for (a concat's by the
@@ -420,11 +424,13 @@ class _Emitter:
 
     def box(self, tensor: str, region: Region) -> Region:
         """The part of ``region`` worth computing: on an axis with a single tile the positions
-        outside the image are known now and left to the border nests."""
+        outside the image are known now and left to the border nests. Of a region that is all
+        outside (a convolution that reads nothing but padding) one position remains."""
         axes = []
         for i, axis in enumerate((region.rows, region.cols)):
             if self.space.count[i] == 1:
-                low, high = max(axis.base, 0), min(axis.end, self.group.shape(tensor)[1 + i])
+                low = min(max(axis.base, 0), axis.end - 1)
+                high = min(axis.end, self.group.shape(tensor)[1 + i])
                 axis = Region1D(0, low, max(high - low, 1))
             axes.append(axis)
         return Region(axes[0], axes[1])

@@ -48,8 +48,6 @@ def main() -> int:
                 continue
             failed += 1
             print(f"seed {seed}: {fault}", flush=True)
-            if fault == _CRASH:
-                continue
             small, reason = _reduced(pool, seed, args.dtype, fault)
             print(f"  reduced: {reason}\n{_listing(small)}", flush=True)
             if args.save:

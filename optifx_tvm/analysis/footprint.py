@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from optifx_tvm.analysis.channels import ChannelRange, channel_plan, is_depthwise, passes_slice
 from optifx_tvm.analysis.region import Region1D, TileSpace, input_region, tile_space
@@ -31,9 +32,8 @@ REUSE = 64
 _HEAVY = ("sigmoid", "tanh", "exp", "erf", "sqrt", "rsqrt", "log", "power", "divide")
 
 
-@dataclass(frozen=True)
-class Stage:
-    """One node in one block."""
+class Stage(NamedTuple):
+    """One node in one block. (A tuple: a search makes hundreds of thousands.)"""
 
     node: str
     kind: str
@@ -168,19 +168,15 @@ class GroupAnalysis:
             w.per_element * _size(group.shape(w.node)) + w.per_source * _size(group.shape(w.source))
             for w in self.work
         )
-        self._spaces: dict[tuple[int, int], TileSpace] = {}
+        self._geometries: dict[tuple[int, int], _Geometry] = {}
         self._plans: dict[int, Mapping[str, ChannelRange]] = {}
 
     def footprint(self, tile: Tile) -> Footprint:
         """See ``footprint``."""
         group, plan = self.group, self._plan(tile.channel_slices)
-        space = self._space(tile)
+        geometry = self._geometry(tile)
+        space, area = geometry.space, geometry.area
         rows, cols = space.count
-        area = {
-            t: _clip(region.rows, rows, group.shape(t)[1])
-            * _clip(region.cols, cols, group.shape(t)[2])
-            for t, region in space.regions.items()
-        }
         blocks = self.batch * rows * cols * tile.channel_slices
 
         stages, onchip = [], 0
@@ -201,16 +197,20 @@ class GroupAnalysis:
                     weight_bytes=work.param_bytes * channels // group.shape(work.node)[-1],
                 )
             )
-        buffers = {}
-        for name in self.buffered:
-            region = space.regions[name]
-            positions = region.rows.extent * region.cols.extent
-            buffers[name] = self._bytes(name, positions, plan[name].extent)
-        for tensor, readers in self.staged:
-            size = self._staged_bytes(space, plan, tensor, readers)
-            buffers[f"{tensor}->{readers[0].name}"] = size
+        buffers = {
+            name: self._bytes(name, positions, plan[name].extent)
+            for name, positions in geometry.buffered.items()
+        }
+        for copy, positions in zip(self.staged, geometry.staged, strict=True):
+            channels = group.shape(copy.tensor)[-1]
+            if copy.sliced:
+                channels = max(plan[reader.name].extent for reader in copy.readers)
+            size = self._bytes(copy.tensor, positions, channels)
+            buffers[f"{copy.tensor}->{copy.readers[0].name}"] = size
         onchip += sum(buffers.values())
-        inputs = {t: self._input_bytes(space, t, plan[t].extent) for t in group.inputs}
+        inputs = {
+            t: positions * plan[t].extent * self.item[t] for t, positions in geometry.inputs.items()
+        }
         weights = sum(stage.weight_bytes for stage in stages)
         return Footprint(
             tiles=space.count,
@@ -229,11 +229,30 @@ class GroupAnalysis:
             capacity=self.capacity,
         )
 
-    def _space(self, tile: Tile) -> TileSpace:
+    def _geometry(self, tile: Tile) -> _Geometry:
         key = (tile.height, tile.width)
-        if key not in self._spaces:
-            self._spaces[key] = tile_space(self.group, key)
-        return self._spaces[key]
+        if key not in self._geometries:
+            space = tile_space(self.group, key)
+            shapes = {t: self.group.shape(t)[1:3] for t in space.regions}
+            regions = space.regions.items()
+            extents = {t: (region.rows.extent, region.cols.extent) for t, region in regions}
+            self._geometries[key] = _Geometry(
+                space=space,
+                area={
+                    t: _clip(region.rows, space.count[0], shapes[t][0])
+                    * _clip(region.cols, space.count[1], shapes[t][1])
+                    for t, region in regions
+                },
+                buffered={t: extents[t][0] * extents[t][1] for t in self.buffered},
+                staged=tuple(self._staged_positions(space, copy) for copy in self.staged),
+                inputs={  # what is outside the image is not read; (N, 1, 1, C) has no region
+                    t: min(extents[t][0], shapes[t][0]) * min(extents[t][1], shapes[t][1])
+                    if t in extents
+                    else 1
+                    for t in self.group.inputs
+                },
+            )
+        return self._geometries[key]
 
     def _plan(self, slices: int) -> Mapping[str, ChannelRange]:
         if slices not in self._plans:
@@ -244,14 +263,6 @@ class GroupAnalysis:
         if channels > CHANNEL_PITCH:
             channels = -(-channels // CHANNEL_PITCH) * CHANNEL_PITCH
         return positions * channels * self.item[tensor]
-
-    def _input_bytes(self, space: TileSpace, tensor: str, channels: int) -> int:
-        """Bytes of an input that one block reads; positions outside the image are not read."""
-        shape, region = self.group.shape(tensor), space.regions.get(tensor)
-        if region is None:  # a per-channel operand
-            return channels * self.item[tensor]
-        rows = min(region.rows.extent, shape[1])
-        return rows * min(region.cols.extent, shape[2]) * channels * self.item[tensor]
 
     # Which buffers a tile program has: the same rules as optifx_tvm.schedules.tile_program.
 
@@ -296,40 +307,57 @@ class GroupAnalysis:
             or self._is_gathered(concat)
         )
 
-    def _staged(self) -> list[tuple[str, tuple[Node, ...]]]:
-        """(tensor, its readers) of every staged copy: readers with the same prologue and padding
-        value share one."""
+    def _staged(self) -> list[_Copy]:
+        """The staged copies: readers with the same prologue and padding value share one."""
         found: dict[tuple[object, ...], list[Node]] = {}
         for node in self.group.nodes:
             if self._is_staged(node):
                 fill = _fill(node) if self.padded[node.name] else None
                 found.setdefault((node.inputs[0], node.prologue, fill), []).append(node)
-        return [(str(key[0]), tuple(readers)) for key, readers in found.items()]
+        copies = []
+        for readers in found.values():
+            tensor = readers[0].inputs[0]
+            producer = self.group.by_name.get(tensor)
+            gathered = producer is not None and self._is_gathered(producer)
+            sliced = not gathered and all(passes_slice(self.group, r) for r in readers)
+            copies.append(_Copy(tensor, tuple(readers), sliced))
+        return copies
 
-    def _staged_bytes(
-        self,
-        space: TileSpace,
-        plan: Mapping[str, ChannelRange],
-        tensor: str,
-        readers: tuple[Node, ...],
-    ) -> int:
-        """Bytes of one staged copy: the hull of what its readers need."""
-        needs = [input_region(node, space.regions[node.name]) for node in readers]
-        shape = self.group.shape(tensor)
-        padded = self.padded[readers[0].name]
+    def _staged_positions(self, space: TileSpace, copy: _Copy) -> int:
+        """Positions of one staged copy: the hull of what its readers need."""
+        needs = [input_region(node, space.regions[node.name]) for node in copy.readers]
+        shape = self.group.shape(copy.tensor)
+        padded = self.padded[copy.readers[0].name]
         positions = 1
         for i, axes in enumerate(([r.rows for r in needs], [r.cols for r in needs])):
             start, end = min(axis.base for axis in axes), max(axis.end for axis in axes)
             if not padded and space.count[i] == 1:  # nobody reads positions outside the image
                 start, end = max(start, 0), min(end, shape[1 + i])
             positions *= max(end - start, 1)
-        ranges = [plan[n.name] for n in readers if passes_slice(self.group, n)]
-        sliced = len(ranges) == len(readers) and not any(r.full for r in ranges)
-        producer = self.group.by_name.get(tensor)
-        if producer is not None and self._is_gathered(producer):
-            sliced = False
-        channels = ranges[0].extent if sliced else shape[-1]
-        return self._bytes(tensor, positions, channels)
+        return positions
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """What depends on the rows and columns of a tile but not on its channel slices: numbers of
+    positions."""
+
+    space: TileSpace
+    area: Mapping[str, int]
+    """Computed or read of every activation."""
+    buffered: Mapping[str, int]
+    staged: tuple[int, ...]
+    inputs: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A staged copy of a tensor."""
+
+    tensor: str
+    readers: tuple[Node, ...]
+    sliced: bool
+    """Has it just the channels that its readers compute (else all)?"""
 
 
 def _fill(node: Node) -> str:

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from optifx_tvm.graph import ConvGraph, Node
 
 
-@dataclass(frozen=True)
-class Region1D:
+class Region1D(NamedTuple):
     """Positions ``[step * t + base, step * t + base + extent)`` on one axis for tile t."""
 
     step: int
@@ -45,8 +45,7 @@ class Region1D:
         return Region1D(self.step, base, max(self.end, other.end) - base)
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """A box of positions of one NHWC tensor: rows and columns."""
 
     rows: Region1D

@@ -10,7 +10,7 @@ from optifx_tvm.device import DeviceSpec
 from optifx_tvm.graph import ConvGraph
 from optifx_tvm.partition import Tile
 
-EXPOSED = {"gpu": 0.3, "cpu": 0.6}
+EXPOSED = {"gpu": 0.3, "cpu": 0.8}
 """Share of the times that do not bind which is not hidden behind the one that does. On a CPU the
 nests of a tile run one after the other, so that little is hidden."""
 LANES = 16
@@ -20,6 +20,9 @@ CPU_EFFICIENCY = {"matrix": 0.75, "depthwise": 0.5, "pool": 0.2, "copy": 0.15}
 TENSOR_CORE_EFFICIENCY = 0.45
 """Reached share of the peak by kind of stage: of the float32 peak, except that dense float16
 convolutions of a GPU run on its tensor cores."""
+SHARED_CACHE = 1.01
+"""CPU: factor on the arithmetic of several stages in one kernel, whose weights and tiles evict each
+other from L1 (measured: 0 to 3 percent)."""
 STAGE_US = 0.6
 """GPU: latency of one stage of a block (barrier, first weights from L2)."""
 BLOCK_US = 0.7
@@ -27,6 +30,8 @@ BLOCK_US = 0.7
 RESIDENT = 4
 """GPU: most blocks of one SM that hide each other's latency."""
 
+L2_BURST = 2.0
+"""GPU: an SM can draw this times its share of the L2 bandwidth while others draw less."""
 LONE = 1.25
 """GPU: factor on the time of a block that is alone on its SM: it waits at its own barriers."""
 
@@ -40,11 +45,12 @@ class RooflineCostModel:
     | term       | GPU                                   | CPU                                   |
     |------------|---------------------------------------|---------------------------------------|
     | arithmetic | n * sum over stages of FLOP / (peak of a unit * efficiency), channels rounded |
-    |            | up to 16 (GPU: positions too); * 1.25 if a block is alone on its SM           |
+    |            | up to 16 (GPU: positions too); GPU: * 1.25 if a block is alone on its SM;     |
+    |            | CPU: * 1.01 if there are several stages                                       |
     | on chip    | n * bytes / shared bandwidth of a SM  | n * 2 * buffers / L1 (or, if they     |
     |            |                                       | exceed it, L2) bandwidth of a core    |
     | streams    | n * weights and inputs of a block     | n * weights and inputs of a block     |
-    |            | / share of L2 bandwidth               | / bandwidth of where they stay; then  |
+    |            | / (2 * share of L2 bandwidth)         | / bandwidth of where they stay; then  |
     |            |                                       | outputs                               |
     | device     | L2: all bytes; DRAM: weights once,    |                                       |
     |            | activations that exceed half of L2    |                                       |
@@ -98,7 +104,7 @@ class RooflineCostModel:
         times = (
             n * self._arithmetic(found.stages, half) * lone,
             found.onchip_bytes / found.blocks * n * device.units / device.onchip_bytes_per_s * lone,
-            n * streamed * device.units / device.l2_bytes_per_s,
+            n * streamed * device.units / device.l2_bytes_per_s / L2_BURST,
             found.l2_bytes / device.l2_bytes_per_s,
             dram / device.dram_bytes_per_s,
         )
@@ -126,8 +132,9 @@ class RooflineCostModel:
         level = (
             device.onchip_bytes_per_s if buffers <= device.onchip_bytes else device.l2_bytes_per_s
         )
+        working = sum(stage.kind != "copy" for stage in found.stages)
         times = (
-            n * self._arithmetic(found.stages, half),
+            n * self._arithmetic(found.stages, half) * (SHARED_CACHE if working > 1 else 1.0),
             n * 2 * buffers * device.units / level,
             n * (weights + inputs) + outputs / min(found.blocks, device.units),
         )
@@ -136,7 +143,8 @@ class RooflineCostModel:
     def _second_per_byte(self, size: int, private: bool = False) -> float:
         """Seconds a core needs per byte of something of ``size`` bytes, from where it stays."""
         device = self.device
-        l2 = device.l2_bytes * (1 if private else device.units) // (1 if private else 2)
+        # What other cores wrote is found in one's own L2 only in part.
+        l2 = device.l2_bytes if private else device.l2_bytes * device.units // 4
         if size <= l2:
             return device.units / device.l2_bytes_per_s
         if size <= device.l3_bytes:

@@ -18,6 +18,8 @@ GPU_HEIGHTS = (1, 2, 4, 7, 8, 14)
 GPU_WIDTHS = (7, 8, 14, 16, 28, 56)
 GPU_POSITIONS = (24, 512)
 """Fewest and most positions of a tile that are worth trying (fewer only if the image is small)."""
+LIKELY = 2
+"""Numbers of channel slices tried for every tile size."""
 REFINED = 2
 """Sizes for which all numbers of channel slices are tried."""
 BLOCKS_PER_CORE = 2
@@ -27,8 +29,8 @@ BLOCKS_PER_CORE = 2
 def tile_candidates(group: ConvGraph, device: DeviceSpec) -> Iterator[tuple[Tile, ...]]:
     """For every tile size to try its variants by channel slices, the most likely one first.
 
-    CPU: full rows. The first variant has the fewest slices that give every unit work; the others
-    are its two neighbours and 1.
+    CPU: full rows. First come the fewest slices that give every unit work and a single slice, then
+    the two neighbours of the former.
     """
     batch, height, width = group.shape(group.nodes[-1].name)[:3]
     slices = legal_slices(group)
@@ -36,7 +38,7 @@ def tile_candidates(group: ConvGraph, device: DeviceSpec) -> Iterator[tuple[Tile
     for rows, cols in _sizes(height, width, device, _granule(group)):
         tiles = batch * -(-height // rows) * -(-width // cols)
         first = next((i for i, s in enumerate(slices) if tiles * s >= wanted), len(slices) - 1)
-        counts = (slices[first], *slices[max(first - 1, 0) : first + 2], 1)
+        counts = (slices[first], 1, *slices[max(first - 1, 0) : first + 2])
         yield tuple(Tile(rows, cols, count) for count in dict.fromkeys(counts))
 
 
@@ -76,21 +78,29 @@ def best_tile(
     Of equally cheap tiles the first candidate is taken.
     """
     reasons: list[str] = []
+    too_big: list[Tile] = []
 
     def predict(tile: Tile) -> float:
+        if any(_contains(tile, other) for other in too_big):
+            return math.inf
         try:
-            return cost_model.predict(group, tile)
+            us = cost_model.predict(group, tile)
         except (RegionError, ChannelError) as error:
             reasons.append(str(error))
             return math.inf
+        if math.isinf(us):
+            too_big.append(tile)
+        return us
 
     sizes = list(tile_candidates(group, device))
-    tried = [(predict(variants[0]), k) for k, variants in enumerate(sizes)]
-    ranked = sorted(t for t in tried if t[0] < math.inf)
+    tried = [
+        (predict(tile), k, tile) for k, variants in enumerate(sizes) for tile in variants[:LIKELY]
+    ]
+    ranked = sorted((t for t in tried if t[0] < math.inf), key=lambda t: t[:2])
     # Other numbers of slices only for the best sizes, unless none of the sizes is possible.
-    again = [k for _, k in ranked[:REFINED]] or range(len(sizes))
-    options = [(us, sizes[k][0]) for us, k in ranked]
-    options += [(predict(tile), tile) for k in again for tile in sizes[k][1:]]
+    again = [k for _, k, _ in ranked[:REFINED]] or range(len(sizes))
+    options = [(us, tile) for us, _, tile in ranked]
+    options += [(predict(t), t) for k in dict.fromkeys(again) for t in sizes[k][LIKELY:]]
     us, tile = min(options, key=lambda option: option[0], default=(math.inf, Tile(1, 1)))
     if us < math.inf:
         return tile, us
@@ -98,6 +108,15 @@ def best_tile(
         return _whole_image(group, cost_model)
     names = tuple(node.name for node in group.nodes)
     return Rejected(names, reasons[0] if reasons else _too_big(group, device))
+
+
+def _contains(tile: Tile, other: Tile) -> bool:
+    """Is ``tile`` at least as large, so that it does not fit if ``other`` does not?"""
+    return (
+        tile.height >= other.height
+        and tile.width >= other.width
+        and tile.channel_slices <= other.channel_slices
+    )
 
 
 def _whole_image(group: ConvGraph, cost_model: CostModel) -> tuple[Tile, float]:

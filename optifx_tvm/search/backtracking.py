@@ -38,9 +38,9 @@ class Effort:
     """What the search may spend. The counts make a plan reproducible; the time, a backstop, is this
     thread's processor time, so that a loaded machine gets the same plan."""
 
-    evaluations: int = 1500
+    evaluations: int = 1200
     """Structures priced when candidates are grown."""
-    visits: int = 50_000
+    visits: int = 20_000
     """States opened by the backtracking."""
     seconds: float = 10.0
 

@@ -32,8 +32,8 @@ def make_planner(
 
     ``planner``: "search" (backtracking), "greedy", "none" (every operator its own kernel), or a
     callable, which is returned as it is. ``cost_model`` defaults to the roofline of the device;
-    ``time_budget`` is in seconds of the planning thread's processor time. Raises OptionError for other names or a budget that is not
-    positive.
+    ``time_budget`` is in seconds of the planning thread's processor time, so that a loaded machine
+    gets the same plan. Raises OptionError for other names or a budget that is not positive.
     """
     if callable(planner):
         return planner

@@ -115,6 +115,32 @@ def test_prelu(slopes, axis, expected):
     assert_same_numbers(after, before)
 
 
+@pytest.mark.parametrize(
+    ("slope", "kind"), [(const(3, 1, 1), "minimum"), (const(1), "nn.leakyrelu")]
+)
+def test_where_of_a_slope(slope, kind):
+    """As torch writes PReLU."""
+    zero = relax.const(np.float32(0))
+
+    def build(emit, x):
+        scaled = emit(op.multiply(slope, x))
+        return op.where(emit(op.greater(x, zero)), x, scaled)
+
+    before = module(build, IMAGE)
+    after = apply(CleanUpImports(), before)
+    assert ops(after)[kind] == 1 and "where" not in ops(after)
+    assert_same_numbers(after, before)
+
+
+def test_other_conditions_stay():
+    one = relax.const(np.float32(1))
+    before = module(
+        lambda emit, x: op.where(emit(op.greater(x, one)), x, emit(op.multiply(x, const(3, 1, 1)))),
+        IMAGE,
+    )
+    assert_left_alone(CleanUpImports(), before)
+
+
 def test_maximum_and_minimum_become_relu_and_clip():
     zero, six, low = (relax.const(np.float32(v)) for v in (0, 6, -2))
 

@@ -124,7 +124,7 @@ def _pricer(graph: ConvGraph, device=H200) -> Pricer:
         blocks.bottleneck(28, 512, 128),
         blocks.inception(),
         blocks.dense_layers(),
-        blocks.separable_cell(14, 32),
+        blocks.separable_cell(14, 32, pairs=1),
         blocks.stem(64),
     ],
     ids=["fire", "inverted", "bottleneck", "inception", "dense", "separable", "stem"],

@@ -81,12 +81,12 @@ def dense_layers(size: int = 28, channels: int = 64, layers: int = 2) -> ConvGra
     return b.graph()
 
 
-def separable_cell(size: int = 28, channels: int = 48) -> ConvGraph:
+def separable_cell(size: int = 28, channels: int = 48, pairs: int = 2) -> ConvGraph:
     """NASNet: pairs of separable convolutions and poolings of two inputs, added, joined."""
     b = GroupBuilder()
     one, two = b.input(size, size, channels), b.input(size, size, channels)
     sums = []
-    for x, kernel, other in ((one, 5, two), (two, 3, one)):
+    for x, kernel, other in ((one, 5, two), (two, 3, one))[:pairs]:
         y = b.conv(b.depthwise(x, kernel, prologue=(RELU,), epilogue=()), channels)
         pooled = b.pool(other, "avg", 3, 1, (1, 1, 1, 1))
         z = b.conv(b.depthwise(y, kernel, epilogue=()), channels, 1)
