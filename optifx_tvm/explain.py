@@ -30,10 +30,12 @@ def explain(
     """What ``compile`` would fuse with the same arguments, as values that JSON can hold.
 
     ``groups``: in running order, each with ``operators``, ``mode``, ``tile`` (rows, columns,
-    channel slices), ``recompute`` (operations done over operations needed) and ``predicted_us``;
+    channel slices), ``recompute`` (operations done over operations needed), ``predicted_us`` and
+    ``kept_on_chip_bytes`` (results that never reach main memory);
     ``unfused_kernels`` and ``fused_kernels``: kernels without and with the plan; ``refused``: sets
     of ``operators`` that were considered, each with its ``reason``; ``planner_seconds``;
-    ``predicted_us``: of all groups; ``complete``: False where the time budget ended the search.
+    ``predicted_us`` and ``kept_on_chip_bytes``: of all groups; ``complete``: False where the
+    search's budget ended it.
 
     Raises an OptiFXError where model, target or option are at fault.
     """
@@ -52,8 +54,9 @@ def explain(
     with resolved:
         tvm.transform.Sequential(steps)(module)
     partitions = [partition for _, partition in plans]
+    groups = [_group(graph, group, device) for graph, part in plans for group in part.groups]
     return {
-        "groups": [_group(graph, group, device) for graph, part in plans for group in part.groups],
+        "groups": groups,
         "unfused_kernels": sum(len(group.nodes) for part in partitions for group in part.groups),
         "fused_kernels": sum(len(part.groups) for part in partitions),
         "refused": [
@@ -63,18 +66,22 @@ def explain(
         ],
         "planner_seconds": sum(part.seconds for part in partitions),
         "predicted_us": sum(part.predicted_us for part in partitions),
+        "kept_on_chip_bytes": sum(group["kept_on_chip_bytes"] for group in groups),
         "complete": all(part.complete for part in partitions),
     }
 
 
 def _group(graph: ConvGraph, group: Group, device: DeviceSpec) -> dict[str, Any]:
-    tile = group.tile
+    tile, sub = group.tile, graph.subgraph(group.nodes)
     return {
         "operators": _operators(graph, group.nodes),
         "mode": group.mode,
         "tile": [tile.height, tile.width, tile.channel_slices],
-        "recompute": footprint(graph.subgraph(group.nodes), tile, device).recompute,
+        "recompute": footprint(sub, tile, device).recompute,
         "predicted_us": group.predicted_us,
+        "kept_on_chip_bytes": sum(
+            graph.tensors[node].bytes for node in group.nodes if node not in sub.outputs
+        ),
     }
 
 

@@ -48,7 +48,8 @@ class Partition:
     seconds: float = 0.0
     """Planning time."""
     complete: bool = True
-    """False: the time budget ended the search, this is the best found so far."""
+    """False: the search's budget (structures priced, states visited, time) ended it; this is the
+    best plan found so far."""
 
     @property
     def predicted_us(self) -> float:

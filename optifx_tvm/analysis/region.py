@@ -123,9 +123,12 @@ def tile_space(group: ConvGraph, tile: tuple[int, int]) -> TileSpace:
             raise RegionError(f"consumers of {tensor} need tiles that move at different speeds")
         regions[tensor] = hull
 
-    def is_image(tensor: str) -> bool:
+    def need_operand(tensor: str, region: Region) -> None:
         shape = group.shape(tensor)
-        return len(shape) == 4 and shape[1:3] != (1, 1)
+        if len(shape) == 4 and shape[1:3] != (1, 1):
+            need(tensor, region)
+        elif tensor in group.by_name:  # (N, 1, 1, C), perhaps for a larger image
+            need(tensor, Region(Region1D(0, 0, 1), Region1D(0, 0, 1)))
 
     for node in reversed(group.nodes):
         if node.name in group.outputs:
@@ -138,8 +141,8 @@ def tile_space(group: ConvGraph, tile: tuple[int, int]) -> TileSpace:
         for tensor in node.inputs:
             need(tensor, source)
         for steps, where in ((node.prologue, source), (node.epilogue, region)):
-            for tensor in (t for step in steps for t in step.tensors if is_image(t)):
-                need(tensor, where)
+            for tensor in (t for step in steps for t in step.tensors):
+                need_operand(tensor, where)
     return TileSpace(count, regions, owned)
 
 

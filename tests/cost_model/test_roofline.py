@@ -35,7 +35,7 @@ FUSE = {
     "depthwise and 1x1": blocks.inverted_residual(112, 16, 32, residual=False).subgraph(
         ["t1", "t2"]
     ),
-    "3x3 and 1x1": blocks.convolutions(112, 64, 3, 1),
+    "3x3 and 1x1": blocks.convolutions(112, 32, 3, 1),
 }
 KEEP_APART = {
     "wide 3x3 at 7x7": blocks.convolutions(7, 512, 3, 3),

@@ -23,6 +23,7 @@ ORDERS = ("forward", "reverse", "random")
 GUARD = 256
 """Bytes around every buffer that must not change."""
 _HERE = Path(__file__).parent
+# Most kernels run for less time than it takes to optimise them.
 _FLAGS = ("-O0", "-w", "-std=c++17", "-fPIC", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE",
           "-ffp-contract=off", "-I", str(_HERE))  # fmt: skip
 

@@ -2,6 +2,7 @@
 #include "device.h"
 
 #include <setjmp.h>
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #include <cstdio>
@@ -15,7 +16,7 @@ namespace {
 
 enum State { READY, AT_BLOCK_BARRIER, AT_WARP_BARRIER, DONE };
 enum Order { FORWARD, REVERSE, RANDOM };
-constexpr long STACK = 128 * 1024;
+constexpr long STACK = 1024 * 1024;  // kernels are compiled without optimisation
 constexpr long GRAIN = 2;  // bytes per cell of the race detector
 
 struct Fiber {
@@ -44,7 +45,7 @@ struct SharedArray {
 };
 
 std::vector<Fiber> fibers;
-std::vector<char> stacks;
+char* stacks;  // memory is committed page by page when touched
 std::vector<void*> operands;
 SharedArray dynamic, static_arrays[64];
 jmp_buf scheduler;
@@ -76,11 +77,17 @@ void resume(unsigned thread) {
 
 void create_fibers(unsigned count) {
   fibers.resize(count);
-  stacks.resize(count * STACK);
+  static long mapped = 0;
+  if (mapped < count * STACK) {
+    if (mapped) munmap(stacks, mapped);
+    mapped = count * STACK;
+    stacks = (char*)mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  }
   for (unsigned i = 0; i < count; i++) {
     ucontext_t context;
     getcontext(&context);
-    context.uc_stack.ss_sp = &stacks[i * STACK];
+    context.uc_stack.ss_sp = stacks + i * STACK;
     context.uc_stack.ss_size = STACK;
     context.uc_link = nullptr;
     current = i;

@@ -18,9 +18,9 @@ from optifx_tvm.search.greedy import greedy_candidates, plan_greedy, singles
 from optifx_tvm.search.oracle import oracle_candidates, plan_oracle
 from optifx_tvm.search.planners import make_planner
 from optifx_tvm.search.pricing import Candidate, Pricer
-from tests.search.random_graphs import random_graph, random_prices
 from tests.support import blocks
 from tests.support.groups import GroupBuilder
+from tests.support.random_graphs import random_graph, random_prices
 
 CLOSE = 1e-6
 
