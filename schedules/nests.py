@@ -169,9 +169,12 @@ class NestEmitter(Placement):
         shape = self.group.shape(tensor)
         if len(shape) == 1:
             return self.load(self.globals[tensor], [channel])
-        if shape[1:3] == (1, 1) and tensor in self.group.inputs:
-            image = at.lead[0] if shape[0] > 1 else i64(0)
-            return self.load(self.globals[tensor], [image, i64(0), i64(0), channel])
+        if shape[1:3] == (1, 1):
+            if tensor in self.group.inputs:
+                image = at.lead[0] if shape[0] > 1 else i64(0)
+                return self.load(self.globals[tensor], [image, i64(0), i64(0), channel])
+            pixel, origin = Region1D(0, 0, 1), Pos(i64(0), 0, 0)
+            at = At(at.lead, Region(pixel, pixel), origin, origin)
         return self.read(self.view(tensor), tensor, at, channel)
 
     # Nests

@@ -167,6 +167,8 @@ GROUPS = {
         {
             "nearest": case("Upsample", SCALE, mode="nearest"),
             "linear": case("Upsample", SCALE, mode="linear"),
+            "slice": case("Slice", starts=[1, -4], ends=[3, 2**31 - 1], axes=[1, 2]),
+            "slice of leading axes": case("Slice", starts=[0, 1], ends=[1, 2]),
             "norm": case(
                 "BatchNormalization", random(3), random(3), random(3), abs(random(3)) + 0.3
             ),

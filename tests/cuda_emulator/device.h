@@ -113,6 +113,7 @@ inline void check(const Memory& memory, const char* at, long bytes, long alignme
 }
 
 /// What `pointer[i]` and `*(type*)pointer` are: tells reading from writing.
+template <class T> struct Pointer;
 template <class T> struct Element {
   T* at;
   const Memory* memory;
@@ -126,6 +127,7 @@ template <class T> struct Element {
     return *this;
   }
   const Element& operator=(const Element& other) const { return *this = (T)other; }
+  Pointer<T> operator&() const { return {(char*)at, memory}; }
 };
 
 /// A pointer that knows its allocation.

@@ -1,5 +1,5 @@
 // Runs the blocks of a launch one after the other, each thread of a block as a fiber.
-#include "device.h"
+#include "ptx.h"
 
 #include <setjmp.h>
 #include <sys/mman.h>
@@ -19,11 +19,18 @@ enum Order { FORWARD, REVERSE, RANDOM };
 constexpr long STACK = 1024 * 1024;  // kernels are compiled without optimisation
 constexpr long GRAIN = 2;  // bytes per cell of the race detector
 
+struct Copy {
+  char* to;
+  const char* from;  // null: zeros
+  long bytes;
+};
+
 struct Fiber {
   State state;
   int line;  // of the barrier that it waits at
   unsigned warp_epoch;
   jmp_buf context;
+  std::vector<std::vector<Copy>> copies;  // committed groups, then the open one
 };
 
 constexpr unsigned SEVERAL = ~0u;  // in place of a thread: several have read the cell
@@ -154,6 +161,7 @@ void run_block(unsigned count, Order order, unsigned& seed, std::vector<unsigned
   for (unsigned i = 0; i < count; i++) {
     fibers[i].state = READY;
     fibers[i].line = 0;
+    fibers[i].copies.assign(1, {});
   }
   for (;;) {
     if (order == RANDOM)
@@ -217,6 +225,24 @@ void** exchange(void* operand) {
   operands[current] = operand;
   warp_barrier();
   return &operands[current / 32 * 32];
+}
+
+void copy_async(char* to, const char* from, long bytes) {
+  fibers[current].copies.back().push_back({to, from, bytes});
+}
+
+void commit_copies() { fibers[current].copies.emplace_back(); }
+
+void wait_copies(int groups_left) {
+  auto& copies = fibers[current].copies;
+  while ((int)copies.size() - 1 > groups_left) {
+    for (const Copy& copy : copies.front()) {
+      note_shared(dynamic.memory, copy.to, copy.bytes, true);
+      if (copy.from) std::memcpy(copy.to, copy.from, copy.bytes);
+      else std::memset(copy.to, 0, copy.bytes);
+    }
+    copies.erase(copies.begin());
+  }
 }
 
 }  // namespace emu

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tests.cuda_emulator.inline_asm import replace_ptx
+
 _KERNEL = re.compile(
     r'extern "C" __global__ void (?:__launch_bounds__\(\w+\) )?(\w+)\(([^)]*)\)( \{|;)'
 )
@@ -24,8 +26,9 @@ _REWRITES = (
         re.compile(rf"alignas\(\d+\) ({_TYPE}) (\w+)\[(\d+)\];"),
         r'emu::Local<\1, \3> \2("\2");',
     ),
-    # *(type*)(...) is an access, ((type*)name) a view.
+    # *(type*)(...) is an access, ((type*)name) and ((type*)(...)) are views.
     (re.compile(rf"\*\(({_TYPE})\*\)\("), r"emu::at<\1>("),
+    (re.compile(rf"\(\(({_TYPE}) ?\*\)\("), r"(emu::view<\1>("),
     (re.compile(rf"\(\((?:volatile )?({_TYPE})\*\)(\w+)\)"), r"emu::view<\1>(\2)"),
 )
 
@@ -67,6 +70,7 @@ def translate(source: str) -> Translation:
         return f"{declaration};\n{entry}\n{declaration} {{"
 
     body = _KERNEL.sub(signature, body)
+    body = replace_ptx(body)
     for pattern, replacement in _REWRITES:
         body = pattern.sub(replacement, body)
-    return Translation('#include "device.h"\n' + body, parameters)
+    return Translation('#include "ptx.h"\n' + body, parameters)

@@ -14,7 +14,8 @@ import onnx
 import onnxruntime
 
 from tests.support.onnx_canvas import Canvas
-from tests.support.random_moves import MOVES, head, width
+from tests.support.random_moves import MOVES, head
+from tests.support.random_windows import width
 
 OPSETS = (9, 11, 13, 17, 20)
 
