@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import platform
+import secrets
 import struct
 import zlib
 from collections.abc import Iterator
@@ -61,19 +62,21 @@ def write(path: Path, library: Path, info: ModelInfo) -> None:
     description = json.dumps(asdict(info), separators=(",", ":")).encode()
     with replacing(path) as out:
         with library.open("rb") as source:
-            size = source.seek(0, os.SEEK_END) - _appended_bytes(source)
+            size = source.seek(0, os.SEEK_END)
             source.seek(0)
-            checksum = 0
-            for chunk in _chunks(source, size):
-                checksum = zlib.crc32(chunk, checksum)
-                out.write(chunk)
+            checksum = _copy(source, out, size)
         out.write(description)
         checksum = zlib.crc32(description, checksum)
         out.write(_TRAILER.pack(size, len(description), checksum, _MAGIC))
 
 
-def read_info(path: Path) -> ModelInfo:
-    """The description in ``path``; raises ModelError unless the whole file is sound and ours."""
+def read(path: Path, library: Path) -> ModelInfo:
+    """The description in ``path``, whose library is copied to ``library``; raises ModelError unless
+    the whole file is sound and ours.
+
+    The copy is what to load: whatever happens to ``path`` later, it is what was verified, and
+    ``dlopen`` would take a new file at the path of one that is still loaded for the old one.
+    """
     try:
         with path.open("rb") as source:
             total = source.seek(0, os.SEEK_END)
@@ -90,9 +93,8 @@ def read_info(path: Path) -> ModelInfo:
                     f"{size + length + _TRAILER.size} were written): compile it again"
                 )
             source.seek(0)
-            checksum = 0
-            for chunk in _chunks(source, size):
-                checksum = zlib.crc32(chunk, checksum)
+            with library.open("wb") as out:
+                checksum = _copy(source, out, size)
             description = source.read(length)
     except FileNotFoundError as error:
         raise ModelError(f"no such file: {path}") from error
@@ -103,20 +105,27 @@ def read_info(path: Path) -> ModelInfo:
     return _info_from_json(json.loads(description))
 
 
-def check_writable(path: Path) -> None:
-    """Raise OutputError where a file at ``path`` could not be written; leaves nothing behind."""
+def check_writable(path: Path, source: Path | None = None) -> None:
+    """Raise OutputError where a file at ``path`` could not be written, or would take the place of
+    ``source``, what is being read; leaves nothing behind."""
     real = Path(os.path.realpath(path))
     try:
         there, regular = real.exists(), real.is_file()
-    except OSError as error:  # for example a name that is too long
-        raise OutputError(f"can't write {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # a name that is too long, or has a zero byte
+        raise OutputError(f"can't write {str(path)!r}: {error}") from error
     if there and not regular:
         kind = "a folder" if real.is_dir() else "not a regular file"
         raise OutputError(f"can't write {path}: it is {kind}; give the path of a file")
+    if there and source is not None and real == Path(os.path.realpath(source)):
+        raise OutputError(f"can't write {path}: it is the model that is read; give another path")
     if not real.parent.is_dir():
         raise OutputError(f"can't write {path}: there is no folder {real.parent}; make it first")
-    if not os.access(real.parent, os.W_OK | os.X_OK):
-        raise OutputError(f"can't write {path}: no permission in {real.parent}")
+    trial = _aside(real)
+    try:
+        trial.touch(exist_ok=False)
+        trial.unlink()
+    except OSError as error:
+        raise OutputError(f"can't write {path}: {error.strerror}") from error
 
 
 @contextlib.contextmanager
@@ -128,10 +137,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     check_writable(path)
     real = Path(os.path.realpath(path))
-    aside = real.with_name(f".{real.name}.{os.getpid()}.tmp")
+    aside = _aside(real)
     try:
         try:
-            with aside.open("wb") as out:
+            with aside.open("xb") as out:
                 yield out
                 out.flush()
                 os.fsync(out.fileno())
@@ -148,13 +157,22 @@ def machine_architecture() -> str:
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
-def _chunks(source: BinaryIO, size: int) -> Iterator[bytes]:
+def _aside(path: Path) -> Path:
+    """A new name beside ``path``, of the same length whatever ``path`` is called."""
+    return path.with_name(f".optifx-{secrets.token_hex(8)}.tmp")
+
+
+def _copy(source: BinaryIO, out: BinaryIO, size: int) -> int:
+    """Copy ``size`` bytes (fewer if there are no more); returns their CRC-32."""
+    checksum = 0
     while size > 0:
         chunk = source.read(min(size, _CHUNK))
         if not chunk:
-            return
+            break
         size -= len(chunk)
-        yield chunk
+        checksum = zlib.crc32(chunk, checksum)
+        out.write(chunk)
+    return checksum
 
 
 def _read_trailer(source: BinaryIO) -> tuple[int, int, int, bytes] | None:
@@ -164,12 +182,6 @@ def _read_trailer(source: BinaryIO) -> tuple[int, int, int, bytes] | None:
     source.seek(total - _TRAILER.size)
     size, length, checksum, magic = _TRAILER.unpack(source.read(_TRAILER.size))
     return (size, length, checksum, magic) if magic == _MAGIC else None
-
-
-def _appended_bytes(source: BinaryIO) -> int:
-    """Bytes after the library itself: 0 for one fresh from the linker."""
-    trailer = _read_trailer(source)
-    return 0 if trailer is None else trailer[1] + _TRAILER.size
 
 
 def _info_from_json(values: dict[str, Any]) -> ModelInfo:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tvm
@@ -17,7 +18,8 @@ from optifx_tvm import __version__, artifact, config
 from optifx_tvm.artifact import ModelInfo, TensorInfo
 from optifx_tvm.errors import ModelError, OptionError, TargetError
 from optifx_tvm.frontend import import_model
-from optifx_tvm.partition import Planner
+from optifx_tvm.graph import DTYPES
+from optifx_tvm.partition import PLANNERS, Planner
 from optifx_tvm.passes.afusion import PLAN_ATTR
 from optifx_tvm.pipelines import pipeline
 from optifx_tvm.progress import Listener, bar, listening, report
@@ -25,8 +27,6 @@ from optifx_tvm.records import Database
 from optifx_tvm.runtime import CompiledModel, ScratchFolder
 from optifx_tvm.target import host_architecture, is_cuda, resolve_target
 
-PLANNERS = ("search", "greedy", "none")
-DTYPES = ("float32", "float16")
 _STAGES = ("import", "optimise", "generate code", "link")
 
 
@@ -65,7 +65,7 @@ def compile(
             executable = _stage(2, tvm.compile, lowered, resolved, relax_pipeline=None)
         folder = ScratchFolder()
         library = folder.path / "model.so"
-        _stage(3, executable.export_library, str(library), cc=compiler)
+        _stage(3, _link, executable, library, compiler)
     return CompiledModel(library, _describe(lowered, resolved, dtype, planner), folder)
 
 
@@ -104,6 +104,13 @@ def _stage(index: int, function: Any, *args: Any, **kwargs: Any) -> Any:
     report(_STAGES[index], 1, 1)
     report("compile", index + 1, len(_STAGES))
     return result
+
+
+def _link(executable: Any, library: Path, compiler: str) -> None:
+    try:
+        executable.export_library(str(library), cc=compiler)
+    except (OSError, RuntimeError) as error:
+        raise TargetError(f"{compiler} can't link the model: {error}") from error
 
 
 def _linker(target: Target) -> str:

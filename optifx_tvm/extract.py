@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 
 from optifx_tvm.errors import ModelError
-from optifx_tvm.extract_ops import Block, Op, parse_block
+from optifx_tvm.extract_ops import Op, parse_block
 from optifx_tvm.extract_stages import Stage, form_stages
 from optifx_tvm.graph import ConvGraph, Node, Step, TensorSpec
 
@@ -81,13 +81,9 @@ def extract_block(
     )
     return Extraction(
         graph=graph,
-        values=_values(parsed, names),
+        values={name: parsed.values[name] for name in names},
         operators={stage.exit.name: stage.ops for stage in stages},
     )
-
-
-def _values(parsed: Block, names: Sequence[str]) -> Mapping[str, relax.Expr]:
-    return {name: parsed.values[name] for name in names}
 
 
 def _node(stage: Stage, specs: Mapping[str, TensorSpec]) -> Node:

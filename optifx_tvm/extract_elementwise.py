@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import tvm
 from tvm import relax
 
-from optifx_tvm.graph import BINARY_OPS, UNARY_OPS, Step
+from optifx_tvm.graph import BINARY_OPS, DTYPES, UNARY_OPS, Step
 
-DTYPES = ("float32", "float16")
 _UNARY = {f"relax.{name}": name for name in UNARY_OPS} | {"relax.nn.relu": "relu"}
 _BINARY = {f"relax.{name}": name for name in BINARY_OPS}
 ELEMENTWISE_OPS = (

@@ -17,13 +17,12 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from optifx_tvm.extract_elementwise import (
-    DTYPES,
     ELEMENTWISE_OPS,
     NotFusible,
     element_steps,
     operand_count,
 )
-from optifx_tvm.graph import Step, TensorSpec, Window
+from optifx_tvm.graph import DTYPES, Step, TensorSpec, Window
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from os import PathLike
@@ -13,15 +15,16 @@ from tvm import relax
 
 from optifx_tvm import torch_import
 from optifx_tvm.errors import ModelError, OptionError
+from optifx_tvm.graph import DTYPES
 
 if TYPE_CHECKING:
     import onnx
 
 Shapes = Mapping[str, Sequence[int]]
 
-_DTYPES = ("float32", "float16")
 _KINDS = "an .onnx file, a .pt2 file (torch.export), a Relax module saved as .json, or zoo:NAME"
 _ZOO = "zoo:"
+_MOST_ELEMENTS = 2**31 - 1  # 8 GB in float32; far beyond it sizes overflow
 
 
 def import_model(
@@ -44,9 +47,14 @@ def import_model(
     Raises ``ModelError`` (missing, truncated, not a model, unsupported operator, open dimensions,
     unknown input names) or ``OptionError`` (``dtype``, unreadable ``input_shapes``).
     """
-    if dtype is not None and dtype not in _DTYPES:
+    if dtype is not None and dtype not in DTYPES:
         raise OptionError(f"dtype is {dtype!r}; supported are 'float32' and 'float16'")
-    shapes = parse_input_shapes(input_shapes)
+    module = _imported(source, parse_input_shapes(input_shapes))
+    _check_extents(module)
+    return module
+
+
+def _imported(source: Any, shapes: Shapes) -> tvm.IRModule:
     if isinstance(source, tvm.IRModule):
         return _specialised(source, shapes, "the module")
     if torch_import.is_exported_program(source):
@@ -64,8 +72,15 @@ def parse_input_shapes(text: str | Shapes | None) -> dict[str, tuple[int, ...]]:
     """``"data:[1,3,224,224] other:[1,8]"`` (or a mapping) as a dictionary of shapes."""
     if text is None:
         return {}
+    shapes: dict[str, tuple[int, ...]]
     if not isinstance(text, str):
-        shapes = {name: tuple(int(extent) for extent in shape) for name, shape in text.items()}
+        try:
+            shapes = {name: tuple(map(operator.index, shape)) for name, shape in text.items()}
+        except (AttributeError, TypeError) as error:
+            raise OptionError(
+                f"can't read input shapes {text!r}; give a mapping such as "
+                '{"data": (1, 3, 224, 224)}'
+            ) from error
     else:
         item = re.compile(r"\s*([^\s\[\]]+?)\s*:\s*\[([\d\s,]*)\]\s*,?")
         shapes, position = {}, 0
@@ -76,18 +91,26 @@ def parse_input_shapes(text: str | Shapes | None) -> dict[str, tuple[int, ...]]:
                     f"can't read input shapes {text!r}; write them as 'data:[1,3,224,224]', "
                     "several with a space between"
                 )
+            if match[1] in shapes:
+                raise OptionError(f"input shapes {text!r} name '{match[1]}' twice")
             extents = [part for part in match[2].replace(",", " ").split() if part]
             shapes[match[1]] = tuple(int(extent) for extent in extents)
             position = match.end()
     for name, shape in shapes.items():
         if any(extent <= 0 for extent in shape):
             raise OptionError(f"shape {list(shape)} of input '{name}' has an extent below 1")
+        if math.prod(shape) > _MOST_ELEMENTS:
+            raise OptionError(f"shape {list(shape)} of input '{name}' has over 2^31 elements")
     return shapes
 
 
 def _from_file(path: Path, shapes: Shapes) -> tvm.IRModule:
     suffix = path.suffix.lower()
-    if not path.exists():
+    try:
+        there = path.exists()
+    except (OSError, ValueError) as error:  # no permission, a name too long or with a zero byte
+        raise ModelError(f"can't read {str(path)!r}: {error}") from error
+    if not there:
         raise ModelError(f"no such file: '{path}'; supported are {_KINDS}")
     if not path.is_file():
         raise ModelError(f"'{path}' is not a file; supported are {_KINDS}")
@@ -199,6 +222,25 @@ def _specialised(module: tvm.IRModule, shapes: Shapes, what: str) -> tvm.IRModul
     if not bindings:
         return module
     return relax.transform.BindSymbolicVars(bindings, "main")(module)
+
+
+def _check_extents(module: tvm.IRModule) -> None:
+    """Raises ModelError where an intermediate result of ``main`` has no elements: the kernel of a
+    convolution or pooling that is larger than its image, which TVM lets pass."""
+    main = _main_function(module)
+    if main is None or not isinstance(main.body, relax.SeqExpr):
+        return
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            shape: Any = getattr(binding.var.ty, "shape", None)
+            extents = list(shape.values) if isinstance(shape, relax.ShapeExpr) else []
+            if any(isinstance(extent, tvm.tirx.IntImm) and extent.value < 1 for extent in extents):
+                call = binding.value
+                what = call.op.name if isinstance(call, relax.Call) else "a result"
+                raise ModelError(
+                    f"{what} '{binding.var.name}' has the shape {[int(e) for e in extents]}: "
+                    "the input is too small for this model, give a larger one"
+                )
 
 
 def _main_function(module: tvm.IRModule) -> relax.Function | None:

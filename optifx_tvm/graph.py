@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+DTYPES = ("float32", "float16")
+"""Element types that a network may compute in."""
 REGION_OPS = ("conv2d", "conv2d_transpose", "max_pool2d", "avg_pool2d")
 FUSIBLE_OPS = (*REGION_OPS, "elementwise", "concat")
 UNARY_OPS = ("relu", "sigmoid", "tanh", "exp", "erf", "sqrt", "rsqrt", "negative", "abs", "log")
@@ -51,11 +53,6 @@ class Window:
     """(top, left, bottom, right). Transposed convolution: as in ONNX, cropped from the result."""
     count_include_pad: bool = False
     """Average pooling only: does the divisor count padding positions?"""
-
-    @property
-    def is_pointwise(self) -> bool:
-        """Does an output position depend on exactly the same input position?"""
-        return self.kernel == (1, 1) and self.strides == (1, 1) and self.padding == (0, 0, 0, 0)
 
 
 @dataclass(frozen=True)

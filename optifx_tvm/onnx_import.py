@@ -25,7 +25,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from optifx_tvm.errors import ModelError
 from optifx_tvm.onnx_operators import CONVERTERS, Node, UnsupportedNode
-from optifx_tvm.passes.dataflow import array_of
+from optifx_tvm.passes.dataflow import array_of, constant
 
 # What the importer and the reference evaluator raise on a graph that they can't take.
 CONVERSION_ERRORS = (
@@ -106,7 +106,7 @@ def fold_node(node: Node) -> relax.Expr | None:
         return None
     if not isinstance(values, list) or not all(isinstance(v, np.ndarray) for v in values):
         return None
-    constants = [relax.const(np.ascontiguousarray(v).reshape(v.shape)) for v in values]
+    constants = [constant(v) for v in values]
     return constants[0] if len(constants) == 1 else relax.Tuple(constants)
 
 
@@ -130,6 +130,8 @@ def graph_inputs(model: onnx.ModelProto) -> dict[str, tuple[int | str, ...]]:
     for value in model.graph.input:
         if value.name in weights:
             continue
+        if not isinstance(value.name, str):  # protobuf gives bytes for what is not UTF-8
+            raise ModelError(f"the name of an input, {value.name!r}, is not text: a damaged file?")
         if not value.type.HasField("tensor_type"):
             raise ModelError(f"input '{value.name}' is not a tensor; only tensors are supported")
         dims = value.type.tensor_type.shape.dim

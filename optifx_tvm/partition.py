@@ -58,3 +58,5 @@ class Partition:
 
 
 Planner = Callable[[ConvGraph], Partition]
+PLANNERS = ("search", "greedy", "none")
+"""Planners that have a name."""

@@ -6,11 +6,10 @@ import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from optifx_tvm.analysis.channels import ChannelError, channel_plan
-from optifx_tvm.analysis.region import RegionError, tile_space
+from optifx_tvm.analysis.legality import tile_fault
 from optifx_tvm.errors import OptionError
 from optifx_tvm.graph import FUSIBLE_OPS, ConvGraph
-from optifx_tvm.partition import Partition, Tile
+from optifx_tvm.partition import Partition
 
 
 def check_partition(graph: ConvGraph, partition: Partition) -> None:
@@ -30,25 +29,13 @@ def check_partition(graph: ConvGraph, partition: Partition) -> None:
                 raise OptionError(f"group {label}: node {name} is opaque and can't be fused")
             if counts[name] > 1:
                 raise OptionError(f"node {name} is in {counts[name]} groups, it must be in one")
-        reason = group_fault(graph.subgraph(group.nodes), group.tile)
+        reason = tile_fault(graph.subgraph(group.nodes), group.tile)
         if reason:
             raise OptionError(f"group {label} can't be fused: {reason}")
     missing = sorted(fusible - set(counts))
     if missing:
         raise OptionError(f"planner left out nodes {describe(missing)}: each must be in a group")
     schedule_units(graph, [group.nodes for group in partition.groups])
-
-
-def group_fault(group: ConvGraph, tile: Tile) -> str | None:
-    """Why ``group`` can't be computed in tiles like ``tile``; None if it can."""
-    if min(tile.height, tile.width, tile.channel_slices) < 1:
-        return f"tile {tile.height}x{tile.width} in {tile.channel_slices} slices is not positive"
-    try:
-        tile_space(group, (tile.height, tile.width))
-        channel_plan(group, tile.channel_slices)
-    except (RegionError, ChannelError) as error:
-        return str(error)
-    return None
 
 
 def schedule_units(graph: ConvGraph, groups: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:

@@ -10,7 +10,7 @@ from tvm.target import Target
 from optifx_tvm import passes
 from optifx_tvm.partition import Planner
 from optifx_tvm.records import Database
-from optifx_tvm.target import is_cuda
+from optifx_tvm.target import is_cuda, target_or_current
 
 
 def fusion_passes(
@@ -61,12 +61,9 @@ def pipeline(
 
     @tvm.transform.module_pass(opt_level=0, name="OptiFX")
     def run(mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        chosen = target or Target.current(allow_none=True) or Target("llvm")
+        chosen = target_or_current(target)
         steps = fusion_passes(chosen, dtype=dtype, planner=planner, database=database)
         with chosen:
             return tvm.transform.Sequential([*steps, default_passes(chosen)])(mod)
 
     return run
-
-
-relax.register_pipeline("optifx")(pipeline)

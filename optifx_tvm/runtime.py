@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tvm
@@ -40,20 +42,30 @@ class ScratchFolder:
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="optifx-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        weakref.finalize(self, _remove, self.path, os.getpid())
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # a forked process has the object too, and must leave the folder
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class CompiledModel:
     """A model compiled for one target: ``run`` it, ``benchmark`` it, ``save`` it to one file.
 
     ``info`` says what it is: inputs, outputs, target, versions and the fusion plan. Made by
-    ``optifx_tvm.compile`` and ``optifx_tvm.load``. One thread at a time may use it.
+    ``optifx_tvm.compile`` and ``optifx_tvm.load``. Threads that use one model take turns; for
+    inferences at the same time load it once a thread. It can't be pickled or copied: ``save`` it.
     """
 
-    def __init__(self, library: Path, info: ModelInfo, folder: ScratchFolder | None = None) -> None:
+    def __init__(self, library: Path, info: ModelInfo, folder: ScratchFolder) -> None:
         self.info = info
         self._library = library
         self._folder = folder  # kept as long as the library in it is needed
+        self._lock = threading.RLock()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a CompiledModel can't be pickled or copied: save it, and load that file")
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -73,8 +85,9 @@ class CompiledModel:
         where the model was compiled for a GPU and there is none.
         """
         arrays = check_inputs(inputs, self.inputs)
-        results = self._main(*self._to_device(arrays))
-        return [tensor.numpy() for tensor in _flatten(results)]
+        with self._lock:
+            results = self._main(*self._to_device(arrays))
+            return [tensor.numpy() for tensor in _flatten(results)]
 
     def benchmark(
         self, repeat: int = 30, warmup: int = 5, inputs: Inputs | None = None
@@ -89,16 +102,18 @@ class CompiledModel:
                 f"repeat={repeat}, warmup={warmup}: at least 1 timed and 0 warm-up runs are needed"
             )
         arrays = random_inputs(self.inputs) if inputs is None else inputs
-        tensors = self._to_device(check_inputs(arrays, self.inputs))
-        for _ in range(warmup):
-            self._main(*tensors)
+        checked = check_inputs(arrays, self.inputs)
         times = []
-        for _ in range(repeat):
-            self._device.sync()
-            start = time.perf_counter()
-            self._main(*tensors)
-            self._device.sync()
-            times.append(time.perf_counter() - start)
+        with self._lock:
+            tensors = self._to_device(checked)
+            for _ in range(warmup):
+                self._main(*tensors)
+            for _ in range(repeat):
+                self._device.sync()
+                start = time.perf_counter()
+                self._main(*tensors)
+                self._device.sync()
+                times.append(time.perf_counter() - start)
         return BenchResult(statistics.median(times), min(times), max(times), tuple(times))
 
     def save(self, path: str | Path) -> None:
@@ -151,8 +166,9 @@ def load(path: str | Path) -> CompiledModel:
     Raises ModelError where it is missing, truncated, altered or not ours. The GPU of a CUDA model
     is looked for when it runs, not here.
     """
-    path = Path(path)
-    return CompiledModel(path, artifact.read_info(path))
+    folder = ScratchFolder()
+    library = folder.path / "model.so"
+    return CompiledModel(library, artifact.read(Path(path), library), folder)
 
 
 def check_inputs(inputs: Inputs, expected: tuple[TensorInfo, ...]) -> list[np.ndarray]:
@@ -167,6 +183,8 @@ def check_inputs(inputs: Inputs, expected: tuple[TensorInfo, ...]) -> list[np.nd
             )
         values = [inputs[name] for name in names]
     else:
+        if not isinstance(inputs, Iterable):
+            inputs = [inputs]
         values = [inputs] if isinstance(inputs, np.ndarray) else list(inputs)
         if len(values) != len(expected):
             raise InputError(
@@ -189,7 +207,10 @@ def random_inputs(expected: tuple[TensorInfo, ...], seed: int = 0) -> dict[str, 
 
 
 def _check_array(value: Any, info: TensorInfo) -> np.ndarray:
-    array = value.numpy() if isinstance(value, tvm.runtime.Tensor) else np.asarray(value)
+    try:
+        array = value.numpy() if isinstance(value, tvm.runtime.Tensor) else np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, torch's gradients
+        raise InputError(f"input {info.name!r} can't be made an array: {error}") from error
     if array.shape != info.shape:
         raise InputError(
             f"input {info.name!r} has shape {list(array.shape)}; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 
 import tvm
 import tvm_ffi
@@ -28,7 +29,7 @@ def resolve_target(target: str | dict[str, object] | Target | None = None) -> Ta
     Raises TargetError for anything else, and for ``"cuda"`` without a GPU.
     """
     if isinstance(target, Target):
-        resolved = target
+        resolved = _checked(target, str(target))
     elif target is None:
         resolved = _gpu_target() if tvm.cuda(0).exist else host_target()
     elif target == "llvm":
@@ -43,11 +44,21 @@ def resolve_target(target: str | dict[str, object] | Target | None = None) -> Ta
         resolved = _gpu_target()
     elif isinstance(target, dict):
         resolved = _from_config(target, json.dumps(target))
+    elif not isinstance(target, str):
+        raise TargetError(f"target is a {type(target).__name__}; supported: {_SUPPORTED}")
     elif target.lstrip().startswith("{"):
         resolved = _from_json(target)
     else:
         resolved = _from_tag(target)
     return _with_host(resolved)
+
+
+def target_or_current(target: str | dict[str, object] | Target | None) -> Target:
+    """What a pass works for: ``target`` (as ``resolve_target`` understands it), else the current
+    one (``with target:``), else plain llvm."""
+    if target is None:
+        target = Target.current(allow_none=True) or Target("llvm")
+    return target if isinstance(target, Target) else resolve_target(target)
 
 
 def host_target() -> Target:
@@ -121,8 +132,21 @@ def _create(config: str | dict[str, object], text: str) -> Target:
     except (TypeError, ValueError) as error:
         reason = str(error).split(". Target creation from")[0].replace("\n", " ")
         raise TargetError(f"target {text}: {reason}") from error
+    return _checked(target, text)
+
+
+def _checked(target: Target, text: str) -> Target:
+    """``target`` unless code can't be generated for it."""
     if target.kind.name not in ("llvm", "cuda"):
         raise TargetError(f"target {text} is of kind {target.kind.name}; supported: {_SUPPORTED}")
+    if target.host is not None and target.host.kind.name != "llvm":
+        raise TargetError(f"target {text} has a host of kind {target.host.kind.name}, not llvm")
+    for name, value in target.attrs.items():
+        if isinstance(value, int) and value < 0:
+            raise TargetError(f"target {text}: {name} is {value}, it can't be negative")
+    arch = target.attrs.get("arch", "")
+    if is_cuda(target) and not re.fullmatch(r"sm_[1-9][0-9]{1,2}[a-z]?", arch):
+        raise TargetError(f"target {text}: there is no arch {arch!r}; one is for example sm_90")
     cpu, triple = target.attrs.get("mcpu", ""), target.attrs.get("mtriple", "")
     if cpu and not codegen.llvm_is_valid_cpu(cpu, triple or codegen.llvm_get_system_triple()):
         raise TargetError(f"target {text}: LLVM knows no CPU {cpu!r} for this triple")

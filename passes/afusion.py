@@ -30,11 +30,13 @@ from optifx_tvm.extract_ops import Op, static_shape
 from optifx_tvm.graph import FUSIBLE_OPS, ConvGraph
 from optifx_tvm.partition import Group, Partition, Planner
 from optifx_tvm.partition_check import check_partition, schedule_units
+from optifx_tvm.passes.dataflow import constant, is_finished
+from optifx_tvm.passes.group_attrs import GROUP_ATTR, MODE_ATTR, TILE_ATTR, group_of
+from optifx_tvm.search.backtracking import Effort
 from optifx_tvm.search.planners import make_planner
+from optifx_tvm.target import target_or_current
 
-GROUP_ATTR, TILE_ATTR, MODE_ATTR = "optifx.group", "optifx.tile", "optifx.mode"
 PLAN_ATTR = "optifx.plan"
-_MADE_ELSEWHERE = ("Primitive", "Composite", "Codegen", GROUP_ATTR)
 
 
 @tvm.transform.module_pass(opt_level=0, name="AFusion")
@@ -44,10 +46,10 @@ class AFusion:
     planner's partition that is not legal."""
 
     target: Target | str | dict | None = None
-    """What to plan for; None: the current target, else llvm."""
+    """What to plan for. None: the current target (``with target:``), else llvm."""
     planner: str | Callable[[ConvGraph], Partition] = "search"
     """"search", "greedy", "none", or a function from ConvGraph to Partition."""
-    time_budget: float = 10.0
+    time_budget: float = Effort.seconds
     """Seconds per dataflow block, after which "search" returns the best plan found so far."""
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -57,12 +59,7 @@ class AFusion:
     def _planner(self) -> Planner:
         if callable(self.planner):
             return self.planner
-        target = self.target
-        if target is None:
-            target = Target.current(allow_none=True) or "llvm"
-        if not isinstance(target, Target):
-            target = Target(target)
-        device = DeviceSpec.from_target(target)
+        device = DeviceSpec.from_target(target_or_current(self.target))
         return make_planner(self.planner, device, time_budget=self.time_budget)
 
 
@@ -115,7 +112,7 @@ class _Outliner:
         """The rewritten module; ``mod`` itself if there is nothing to fuse in it."""
         functions = sorted(self._mod.functions_items(), key=lambda item: item[0].name_hint)
         for global_var, func in functions:
-            if isinstance(func, relax.Function) and not _made_elsewhere(func):
+            if isinstance(func, relax.Function) and not (is_finished(func) or group_of(func)):
                 rewritten = self._function(global_var.name_hint, func)
                 if rewritten is not func:
                     self._builder.update_func(global_var, rewritten)
@@ -188,10 +185,6 @@ class _Outliner:
         return self._shared[key]
 
 
-def _made_elsewhere(func: relax.Function) -> bool:
-    return func.attrs is not None and any(key in func.attrs for key in _MADE_ELSEWHERE)
-
-
 def _function_name(group: ConvGraph) -> str:
     ops = [node.op for node in group.nodes]
     if len(ops) > 4:
@@ -229,7 +222,7 @@ class _BlockWriter:
             return value
         if name not in self._arguments:
             if isinstance(value, GenericConst):
-                self._arguments[name] = relax.const(value.value.numpy().reshape(shape))
+                self._arguments[name] = constant(value.value.numpy().reshape(shape))
             else:
                 call = self._builder.normalize(relax.op.reshape(value, shape))
                 variable = relax.DataflowVar(name, call.ty)

@@ -56,7 +56,8 @@ def tuple_fields(expr: Any) -> list[Expr] | None:
 
 def constant(array: np.ndarray, dtype: str | None = None) -> GenericConst:
     """A Relax constant that holds ``array`` (cast to ``dtype``), C-contiguous."""
-    return relax.const(np.ascontiguousarray(array, dtype=dtype).reshape(np.shape(array)))
+    array = np.ascontiguousarray(array, dtype=dtype).reshape(np.shape(array))
+    return relax.const(array, str(array.dtype))  # without a type it narrows 64-bit numbers
 
 
 def ints(values: Iterable) -> tuple[int, ...]:
@@ -289,19 +290,20 @@ class DataflowRewriter:
         return relax.Tuple(fields)
 
 
+def is_finished(func: relax.Function) -> bool:
+    """Has another pass fused the function or given it to an external compiler?"""
+    attrs = func.attrs
+    return attrs is not None and any(key in attrs for key in ("Composite", "Primitive", "Codegen"))
+
+
 def rewrite_functions(
     mod: tvm.IRModule, rewriter: type[DataflowRewriter], **options: bool
 ) -> tvm.IRModule:
     """A copy of ``mod`` in which ``rewriter`` has rebuilt every Relax function that has dataflow
-    blocks; functions that another pass has made (attribute "Composite" or "Primitive") are kept."""
+    blocks; finished functions (``is_finished``) are kept."""
     result = mod.clone()
     for global_var, func in mod.functions_items():
-        if not isinstance(func, relax.Function) or _is_lowered(func):
+        if not isinstance(func, relax.Function) or is_finished(func):
             continue
         result[global_var] = rewriter(mod, func, **options).run()
     return result
-
-
-def _is_lowered(func: relax.Function) -> bool:
-    attrs = func.attrs
-    return attrs is not None and any(key in attrs for key in ("Composite", "Primitive", "Codegen"))

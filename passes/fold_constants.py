@@ -1,4 +1,4 @@
-"""Evaluates operators on constants with numpy.
+"""Evaluates operators on constants with numpy, for CleanUpImports.
 
 TVM's own ``FoldConstant`` compiles a kernel for every operator and shape (some 0.1 s each); the
 operators that importers put on weights and biases are a line of numpy each. Operators missing here
@@ -10,19 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
 from optifx_tvm.passes.dataflow import (
     Call,
-    DataflowRewriter,
-    Expr,
     constant,
     dtype_of,
     ints,
     op_name,
-    rewrite_functions,
     static_shape,
 )
 
@@ -124,18 +120,3 @@ def fold_call(call: Call) -> GenericConst | None:
         return None
     with np.errstate(all="ignore"):
         return constant(np.asarray(folder(call, *arrays)), dtype)
-
-
-class _Folder(DataflowRewriter):
-    def rewrite_call(self, call: Call, source: Call) -> Expr:
-        folded = fold_call(self.normalized(call))
-        return call if folded is None else folded
-
-
-@tvm.transform.module_pass(opt_level=0, name="FoldConstantsInNumpy")
-class FoldConstantsInNumpy:
-    """Replaces calls on constants by constants. Runs anywhere; needs nothing before it."""
-
-    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Returns a rewritten copy of ``mod``."""
-        return rewrite_functions(mod, _Folder)

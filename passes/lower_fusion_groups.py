@@ -4,45 +4,23 @@ Runs after AFusion, which outlines groups as private Relax functions with the at
 "optifx.group" (canonical ConvGraph as JSON) and "optifx.tile". Runs before ScheduleFusionGroups;
 the PrimFuncs made here are plain, correct programs that any TIR pass may inspect. Calls become
 ``call_tir`` with the weights packed as schedules/packing.py says: constants here and now, function
-parameters by Relax operators in the caller. A function whose attributes don't describe a group
-that can be built is left alone and compiled by TVM operator by operator.
+parameters by Relax operators in the caller. Functions without these attributes are left alone.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
-import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir import GenericConst, IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from optifx_tvm.graph import ConvGraph, Node
-from optifx_tvm.partition import Tile
+from optifx_tvm.passes.dataflow import constant
+from optifx_tvm.passes.group_attrs import group_of, with_group_attrs
 from optifx_tvm.schedules.packing import LANES, packed_weight
 from optifx_tvm.schedules.tile_program import build_tile_program
-
-OPAQUE_PATTERN = 8
-"""TVM's OpPatternKind kOpaque: FuseOps leaves the kernel alone."""
-
-
-def group_of(func: relax.Function | tirx.PrimFunc) -> tuple[ConvGraph, Tile] | None:
-    """The group and tile that a function's attributes describe, or None."""
-    attrs = func.attrs
-    if attrs is None or "optifx.group" not in attrs:
-        return None
-    graph = ConvGraph.from_json(str(attrs["optifx.group"]))
-    return graph, Tile(**json.loads(str(attrs["optifx.tile"])))
-
-
-def with_group_attrs(func: tirx.PrimFunc, source: relax.Function | tirx.PrimFunc) -> tirx.PrimFunc:
-    """``func`` as a private kernel that remembers the group of ``source``."""
-    for key in ("optifx.group", "optifx.tile", "optifx.mode"):
-        if key in source.attrs:
-            func = func.with_attr(key, source.attrs[key])
-    return func.without_attr("global_symbol").with_attr("op_pattern", OPAQUE_PATTERN)
 
 
 @tvm.transform.module_pass(opt_level=0, name="LowerFusionGroups")
@@ -105,13 +83,13 @@ class _Rewriter(PyExprMutator):
     def flatten(self, arg: relax.Expr, channels: int) -> relax.Expr:
         """A per-channel constant as (C,)."""
         if isinstance(arg, GenericConst):
-            return relax.const(arg.value.numpy().reshape(channels))
+            return constant(arg.value.numpy().reshape(channels))
         return self.builder_.emit(relax.op.reshape(arg, (channels,)))
 
     def pack(self, arg: relax.Expr, node: Node) -> relax.Expr:
         """A weight as the tile program reads it."""
         if isinstance(arg, GenericConst):
-            return relax.const(np.ascontiguousarray(packed_weight(arg.value.numpy(), node)))
+            return constant(packed_weight(arg.value.numpy(), node))
         op, emit = relax.op, self.builder_.emit
         shape = [int(e) for e in arg.ty.shape]
         if node.op == "conv2d_transpose":

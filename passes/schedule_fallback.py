@@ -14,10 +14,10 @@ from tvm import tirx
 from tvm.ir import IRModule
 from tvm.target import Target
 
-from optifx_tvm.passes.lower_fusion_groups import group_of, with_group_attrs
+from optifx_tvm.passes.group_attrs import group_of, with_group_attrs
 from optifx_tvm.schedules.fallback import is_bound, is_convolution_like, schedule_fallback
 from optifx_tvm.schedules.registry import schedule_group
-from optifx_tvm.target import is_cuda
+from optifx_tvm.target import is_cuda, target_or_current
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleFallback")
@@ -25,14 +25,14 @@ from optifx_tvm.target import is_cuda
 class ScheduleFallback:
     """Bind every PrimFunc that has no thread-bound loops to the threads of a GPU."""
 
-    target: Target | None = None
-    """None: the current target (``with target:``)."""
+    target: Target | str | dict | None = None
+    """None: the current target (``with target:``), else llvm."""
     convolutions_only: bool = False
     """Only products reduced over a window; other functions are left to dlight."""
 
     def transform_module(self, mod: IRModule, _ctx: tvm.transform.PassContext) -> IRModule:
         """Rewrite the module; the input is not changed."""
-        target = self.target or Target.current(allow_none=False)
+        target = target_or_current(self.target)
         if not is_cuda(target):
             return mod
         mod = mod.clone()

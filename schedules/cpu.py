@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from tvm import s_tir, tirx
 from tvm.target import Target
 
+from optifx_tvm.device import DeviceSpec
 from optifx_tvm.schedules.packing import LANES
 from optifx_tvm.schedules.tile_program import SLACK, Nest, TileProgram
 
@@ -38,17 +39,10 @@ class VectorUnit:
 
 
 def vector_unit(target: Target) -> VectorUnit:
-    """The vector unit of an llvm target, from its -mcpu and -mattr."""
-    for feature, unit in (("avx512f", VectorUnit(16, 32)), ("avx2", VectorUnit(8, 16))):
-        if _has_feature(target, feature):
-            return unit
-    return VectorUnit(4, 32 if "aarch64" in str(target.attrs.get("mtriple", "")) else 16)
-
-
-def _has_feature(target: Target, feature: str) -> bool:
-    from tvm.target.codegen import llvm_cpu_has_features  # needs an LLVM build of TVM
-
-    return bool(llvm_cpu_has_features(feature, target))
+    """The vector unit of an llvm target."""
+    bits = DeviceSpec.from_target(target).vector_bits
+    many = bits == 512 or "aarch64" in str(target.attrs.get("mtriple", ""))
+    return VectorUnit(bits // 32, 32 if many else 16)
 
 
 ENOUGH_REUSE = 1.5

@@ -20,6 +20,7 @@ from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 from tvm.sym import Analyzer
 
+from optifx_tvm.schedules.shared_memory import keep_tiles_apart
 from optifx_tvm.schedules.tile_program import Nest, TileProgram
 
 VECTOR = 4
@@ -80,7 +81,7 @@ def schedule_simt(
             outer, _ = _split_channels(sch, channel, [store])
             _deal_out(sch, [row, col, outer], config.threads)
     (func,) = (f for _, f in sch.mod.functions_items())
-    return _one_kernel_per_nest(func) if tiles_in == "global" else func
+    return _one_kernel_per_nest(func) if tiles_in == "global" else keep_tiles_apart(func)
 
 
 def _one_kernel_per_nest(func: tirx.PrimFunc) -> tirx.PrimFunc:

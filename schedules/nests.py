@@ -13,11 +13,11 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from optifx_tvm.analysis.channels import channel_plan
+from optifx_tvm.analysis.placement import Placement
 from optifx_tvm.analysis.region import Region, Region1D, tile_space
 from optifx_tvm.graph import ConvGraph, Node, Step
 from optifx_tvm.partition import Tile
 from optifx_tvm.schedules.packing import LANES, packed_weight_shape
-from optifx_tvm.schedules.placement import Placement
 from optifx_tvm.schedules.positions import At, Expr, Pos, View, all_of, constant, i64
 from optifx_tvm.schedules.steps import apply_steps
 
@@ -58,7 +58,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Source:
-    """How the values of one tensor come about, for ``_Emitter.write``."""
+    """How the values of one tensor come about, for ``NestEmitter.write``."""
 
     tensor: str
     region: Region
@@ -259,8 +259,8 @@ class NestEmitter(Placement):
             channel = held + lead[3] * self.held(source.tensor, full=False)
         head = None if acc is None else self.load(acc, [*lead, *spatial])
         value = source.value(at, channel, head)
-        operand = lambda t: self.operand(t, at, channel + target.offset)  # noqa: E731
-        value = apply_steps(target.epilogue, value, operand)
+        read = partial(self.operand, at=at, channel=channel + target.offset)
+        value = apply_steps(target.epilogue, value, read)
         dtype = target.buffer.ty.dtype
         value = value if dtype == "float32" else tirx.Cast(dtype, value)
         condition = all_of(wanted)

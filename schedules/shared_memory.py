@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+import tvm_ffi
 from tvm import s_tir, tirx
 
-from optifx_tvm.analysis.channels import ChannelError, channel_plan, legal_slices
-from optifx_tvm.analysis.region import RegionError, tile_space
+from optifx_tvm.analysis.channels import legal_slices
+from optifx_tvm.analysis.legality import tile_fault
 from optifx_tvm.graph import ConvGraph
 from optifx_tvm.partition import Tile
+from optifx_tvm.schedules.tile_program import unravel
 
 OUTER = 4
 """Leading axes of a tile buffer: one tile has its own slice of them."""
@@ -37,6 +39,37 @@ def _tile_bytes(shape: list[int], dtype: str) -> int:
     return math.prod(outer) * pitch * np.dtype(dtype).itemsize + ALIGNMENT
 
 
+def keep_tiles_apart(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Keep every tile of a scheduled tile program alive to the end of its kernel.
+
+    TVM places a tile over one that is read for the last time where the new one is first written,
+    after it has put in the barriers: a thread may then overwrite what another has yet to read
+    (MergeSharedMemoryAllocations runs after ThreadSync). A last barrier that names all tiles, which
+    the code generator ignores, makes them differ in place.
+    """
+    sch = s_tir.Schedule(func)
+    buffers = [
+        buffer
+        for buffer in sch.get(sch.get_sblock("root")).alloc_buffers
+        if buffer.ty.storage_scope == "shared.dyn"
+    ]
+    if len(buffers) < 2:
+        return func
+
+    def extend(loop: tirx.For) -> tirx.For:
+        if loop.thread_binding is None or loop.thread_binding.thread_tag != "blockIdx.x":
+            return loop
+        outer = unravel(loop.loop_var, tuple(int(e) for e in buffers[0].ty.shape[:OUTER]))
+        zero = tirx.IntImm("int64", 0)
+        named = [buffer[(*outer, *[zero] * (len(buffer.ty.shape) - OUTER))] for buffer in buffers]
+        barrier = tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared.dyn", *named)
+        nests = loop.body.seq if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
+        body = tirx.SeqStmt([*nests, tirx.Evaluate(barrier)])
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, extend)))
+
+
 def smaller_tiles(group: ConvGraph, tile: Tile) -> Iterator[Tile]:
     """Legal tiles that need ever less shared memory, ``tile`` itself first: the longer side is
     halved until one position is left, then the channels are cut into more slices."""
@@ -44,7 +77,7 @@ def smaller_tiles(group: ConvGraph, tile: Tile) -> Iterator[Tile]:
         height, width = tile.height, tile.width
         while True:
             found = Tile(height, width, slices)
-            if _is_legal(group, found):
+            if tile_fault(group, found) is None:
                 yield found
             if height == width == 1:
                 break
@@ -52,12 +85,3 @@ def smaller_tiles(group: ConvGraph, tile: Tile) -> Iterator[Tile]:
                 height = -(-height // 2)
             else:
                 width = -(-width // 2)
-
-
-def _is_legal(group: ConvGraph, tile: Tile) -> bool:
-    try:
-        tile_space(group, (tile.height, tile.width))
-        channel_plan(group, tile.channel_slices)
-    except (RegionError, ChannelError):
-        return False
-    return True

@@ -26,12 +26,12 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from optifx_tvm.analysis.channels import is_depthwise, passes_slice
+from optifx_tvm.analysis.placement import LOWEST
 from optifx_tvm.analysis.region import Region, input_region
 from optifx_tvm.graph import ConvGraph, Node, Step
 from optifx_tvm.partition import Tile
 from optifx_tvm.schedules.nests import Nest, NestEmitter, Source, Target
 from optifx_tvm.schedules.packing import LANES, packed_weight_shape
-from optifx_tvm.schedules.placement import LOWEST, fill_of, needs_padding
 from optifx_tvm.schedules.positions import At, Expr, Pos, View, all_of, i64
 from optifx_tvm.schedules.steps import apply_steps, f32
 from optifx_tvm.schedules.windows import pool_divisor, tap_position, taps
@@ -69,7 +69,7 @@ def build_tile_program(
         emitter.declare()
         tiles = math.prod(emitter.lead_extents)
         with _outer_loop(outer, tiles) as g:
-            emitter.lead = _unravel(g, emitter.lead_extents)
+            emitter.lead = unravel(g, emitter.lead_extents)
             for node in group.nodes:
                 emitter.emit(node)
     return TileProgram(builder.get(), tuple(emitter.nests), tiles)
@@ -81,7 +81,7 @@ def _outer_loop(kind: str, extent: int) -> Any:
     return {"serial": T.serial, "parallel": T.parallel}[kind](i64(0), i64(extent))
 
 
-def _unravel(index: Expr, extents: tuple[int, ...]) -> tuple[Expr, ...]:
+def unravel(index: Expr, extents: tuple[int, ...]) -> tuple[Expr, ...]:
     """The multi-index of a flat index (last axis fastest)."""
     found = []
     for i, extent in enumerate(extents):
@@ -98,8 +98,7 @@ class _Emitter(NestEmitter):
         """Emit everything that computes ``node``."""
         region = self.space.regions[node.name]
         full = self.plan[node.name].full
-        is_output, gathered = node.name in self.group.outputs, self.is_gathered(node)
-        has_tile = bool(self.readers(node.name)) and not gathered and not self.concat_of(node)
+        is_output, has_tile = node.name in self.group.outputs, self.has_tile(node)
         fill = self.tile_fill(node.name)
         if has_tile:
             self.own_tile(node)
@@ -144,7 +143,10 @@ class _Emitter(NestEmitter):
 
     def copy(self, tensor: str, view: View, region: Region, full: bool) -> Source:
         """Values of a tensor as they are."""
-        value = lambda at, channel, _: self.read(view, tensor, at, channel)  # noqa: E731
+
+        def value(at: At, channel: Expr, _: Expr | None) -> Expr:
+            return self.read(view, tensor, at, channel)
+
         return Source(tensor, region, full, "elementwise", value)
 
     def source(self, node: Node, region: Region, full: bool) -> Source:
@@ -157,7 +159,7 @@ class _Emitter(NestEmitter):
             if node.op == "avg_pool2d":
                 size = self.group.shape(tensor)[1:3]
                 head = head / pool_divisor(node, self.in_image(at), size)
-            return apply_steps(node.epilogue, head, lambda t: self.operand(t, at, channel))
+            return apply_steps(node.epilogue, head, partial(self.operand, at=at, channel=channel))
 
         if node.op == "elementwise":
             return Source(node.name, region, full, "elementwise", value)
@@ -172,13 +174,12 @@ class _Emitter(NestEmitter):
         tensor = node.inputs[0]
         if not self.is_staged(node):
             return self.view(tensor)
-        key = (tensor, node.prologue, fill_of(node) if needs_padding(node, self.group) else None)
+        key = self.stage_key(node)
         if key in self.staged:
             return self.staged[key]
         region, full = None, False
         for other in self.readers(tensor):
-            fill = fill_of(other) if needs_padding(other, self.group) else None
-            if not self.is_staged(other) or (tensor, other.prologue, fill) != key:
+            if not self.is_staged(other) or self.stage_key(other) != key:
                 continue
             need = input_region(other, self.space.regions[other.name])
             region = need if region is None else region.hull(need)
@@ -210,8 +211,8 @@ class _Emitter(NestEmitter):
         view = self.view(tensor)
 
         def value(at: At, channel: Expr, _: Expr | None) -> Expr:
-            operand = lambda t: self.operand(t, at, channel + offset)  # noqa: E731
-            return apply_steps(prologue, self.read(view, tensor, at, channel), operand)
+            read = partial(self.operand, at=at, channel=channel + offset)
+            return apply_steps(prologue, self.read(view, tensor, at, channel), read)
 
         return Source(tensor, region, full, "load", value)
 

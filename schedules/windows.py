@@ -7,7 +7,6 @@ from tvm import tirx
 from optifx_tvm.analysis.region import Region1D
 from optifx_tvm.graph import Node
 from optifx_tvm.schedules.positions import Expr, Pos, all_of, i64
-from optifx_tvm.schedules.steps import f32
 
 
 def taps(node: Node, axis: int) -> int:
@@ -54,21 +53,23 @@ def pool_divisor(node: Node, position: tuple[Pos, Pos], size: tuple[int, ...]) -
     """How many positions average pooling divides by at ``position`` of its result; ``size`` is its
     input's height and width."""
     w = node.window
-    divisor: Expr = f32(1.0)
+    # Counted in integers and cast once: TVM's code generator can fail on a variable bound to a
+    # product of casts (its IntSetAnalyzer makes an integer constant of the float's type).
+    divisor: Expr = i64(1)
     for i, pos in enumerate(position):
         before, after = w.padding[i], w.padding[2 + i]
         low, high = (-before, size[i] + after) if w.count_include_pad else (0, size[i])
         start = pos * w.strides[i] + (-before)
         tried = [start + k * w.dilation[i] for k in range(w.kernel[i])]
         if tried[0].low >= low and tried[-1].high < high:
-            count: Expr = f32(float(w.kernel[i]))
+            count: Expr = i64(w.kernel[i])
         elif w.dilation[i] == 1:
             first = tirx.max(start.expr, i64(low))
             last = tirx.min(start.expr + w.kernel[i], i64(high))
-            count = tirx.Cast("float32", tirx.max(last - first, i64(1)))
+            count = tirx.max(last - first, i64(1))
         else:
             inside = [all_of([t.expr >= low, t.expr < high]) for t in tried]
-            ones = [tirx.Select(c, f32(1.0), f32(0.0)) for c in inside]
-            count = tirx.max(sum(ones[1:], ones[0]), f32(1.0))
+            ones = [tirx.Select(c, i64(1), i64(0)) for c in inside]
+            count = tirx.max(sum(ones[1:], ones[0]), i64(1))
         divisor = divisor * count
-    return divisor
+    return divisor.astype("float32")

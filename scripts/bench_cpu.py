@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import sys
@@ -43,13 +44,14 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--networks", nargs="+", default=list(zoo.names()), choices=zoo.names())
-    parser.add_argument("--target", default=None, help="default: llvm for this host")
+    parser.add_argument("--target", default="llvm", help="default: llvm for this host")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.5, help="a round of one contender")
     parser.add_argument("--skip-default", action="store_true", help="leave out TVM's pipeline")
     parser.add_argument("--output", type=Path, default=None, help="JSON file to write")
     args = parser.parse_args()
+    os.environ["TVM_NUM_THREADS"] = str(args.threads)  # read when TVM's pool starts
     target = resolve_target(args.target)
     rows = []
     for name in args.networks:

@@ -31,7 +31,7 @@ from optifx_tvm.cuda_source import Launch, NvccError, Resources, compile_cubin, 
 from optifx_tvm.device import DeviceSpec
 from optifx_tvm.graph import ConvGraph
 from optifx_tvm.partition import Tile
-from optifx_tvm.passes.lower_fusion_groups import group_of
+from optifx_tvm.passes.group_attrs import group_of
 from optifx_tvm.schedules.registry import schedule_group
 
 TARGETS = {

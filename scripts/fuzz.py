@@ -12,7 +12,7 @@ import argparse
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -117,31 +117,34 @@ def _check_model(data: bytes, seed: int, dtype: str) -> str | None:
 
 
 def _reduced(pool: _Pool, seed: int, dtype: str, fault: str) -> tuple[onnx.ModelProto, str]:
-    """The smallest part that still fails: the first output that is wrong by itself, then as many
-    of the values before it made inputs as possible."""
-    model = random_cnn(seed).model
-
-    def fails(part: onnx.ModelProto) -> str | None:
-        return pool.faults(_check_model, [(part.SerializeToString(), seed, dtype)])[0]
-
+    """A small part that still fails: the first output that is wrong by itself, or else as few
+    outputs as possible; then as many of the values before it made inputs as possible."""
+    model, reason = random_cnn(seed).model, fault
     values = [name for node in model.graph.node for name in node.output]
-    inputs = [value.name for value in model.graph.input]
-    reason = fault
-    for name in values:
-        part = _part(model, inputs, [name])
-        found = fails(part)
+
+    def keep_if_it_fails(inputs: list[str], outputs: list[str]) -> bool:
+        nonlocal model, reason
+        part = _part(model, inputs, outputs)
+        found = pool.faults(_check_model, [(part.SerializeToString(), seed, dtype)])[0]
         if found is not None:
             model, reason = part, found
-            break
-    outputs = [value.name for value in model.graph.output]
+        return found is not None
+
+    inputs, outputs = _names(model.graph.input), _names(model.graph.output)
+    if not any(keep_if_it_fails(inputs, [name]) for name in values):
+        for name in outputs:
+            rest = [other for other in _names(model.graph.output) if other != name]
+            if rest:
+                keep_if_it_fails(inputs, rest)
+    outputs = _names(model.graph.output)
     for name in reversed(values):
-        if name in outputs or not any(name in node.output for node in model.graph.node):
-            continue
-        part = _part(model, [*(value.name for value in model.graph.input), name], outputs)
-        found = fails(part)
-        if found is not None:
-            model, reason = part, found
+        if name not in outputs and any(name in node.output for node in model.graph.node):
+            keep_if_it_fails([*_names(model.graph.input), name], outputs)
     return model, reason
+
+
+def _names(values: Iterable[onnx.ValueInfoProto]) -> list[str]:
+    return [value.name for value in values]
 
 
 def _part(model: onnx.ModelProto, inputs: list[str], outputs: list[str]) -> onnx.ModelProto:

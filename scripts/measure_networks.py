@@ -23,7 +23,7 @@ from tvm import relax
 from optifx_tvm import passes, zoo
 from optifx_tvm.device import DeviceSpec
 from optifx_tvm.extract import extract_graph
-from optifx_tvm.pipelines import fusion_passes
+from optifx_tvm.pipelines import default_passes, fusion_passes, pipeline
 from optifx_tvm.search.planners import make_planner
 from optifx_tvm.target import resolve_target
 
@@ -64,11 +64,10 @@ def measure(name: str, target_name: str) -> dict:
     device = DeviceSpec.from_target(target)
     partition = make_planner("search", device)(graph)
     planned = time.perf_counter()
-    fused = tvm.transform.Sequential(fusion_passes(target))(mod)
-    lowered = lower(fused, target)
-    executable = tvm.compile(fused, target, relax_pipeline=relax.get_default_pipeline(target))
-    assert executable is not None
+    tvm.compile(mod, target, relax_pipeline=pipeline(target))
     compiled = time.perf_counter()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    fused = tvm.transform.Sequential(fusion_passes(target))(mod)
     return {
         "network": name,
         "unfused_kernels": sum(len(group.nodes) for group in partition.groups),
@@ -77,9 +76,9 @@ def measure(name: str, target_name: str) -> dict:
         "planner_seconds": round(partition.seconds, 2),
         "import_seconds": round(imported - start, 1),
         "compile_seconds": round(compiled - planned, 1),
-        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "peak_rss_mb": peak,
         "on_chip_bytes": on_chip_bytes(graph, partition),
-        "activation_bytes": planned_bytes(lowered),
+        "activation_bytes": planned_bytes(lower(fused, target)),
         "default_activation_bytes": planned_bytes(lower(mod, target)),
     }
 
@@ -94,9 +93,9 @@ def on_chip_bytes(graph, partition) -> int:
 
 
 def lower(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """The module after TVM's default pipeline: memory is planned."""
+    """The module after what follows fusion: memory is planned."""
     with target:
-        return relax.get_default_pipeline(target)(mod)
+        return default_passes(target)(mod)
 
 
 def planned_bytes(mod: tvm.IRModule) -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from optifx_tvm.analysis.channels import ChannelRange, channel_plan, is_depthwise, passes_slice
+from optifx_tvm.analysis.placement import Placement, StageKey
 from optifx_tvm.analysis.region import Region1D, TileSpace, input_region, tile_space
 from optifx_tvm.device import DeviceSpec
 from optifx_tvm.graph import ConvGraph, Node, Step
@@ -117,25 +118,6 @@ def halo(group: ConvGraph, space: TileSpace) -> Mapping[str, tuple[int, int]]:
     return found
 
 
-def needs_padding(node: Node, group: ConvGraph) -> bool:
-    """Does a valid output of ``node`` read positions outside its input image?"""
-    if node.op in ("elementwise", "concat", "opaque"):
-        return False
-    w = node.window
-    source, result = group.shape(node.inputs[0]), group.shape(node.name)
-    for i in range(2):
-        reach = (w.kernel[i] - 1) * w.dilation[i]
-        if node.op == "conv2d_transpose":
-            first = -((reach - w.padding[i]) // w.strides[i])
-            last = (result[1 + i] - 1 + w.padding[i]) // w.strides[i]
-        else:
-            first = -w.padding[i]
-            last = (result[1 + i] - 1) * w.strides[i] - w.padding[i] + reach
-        if first < 0 or last >= source[1 + i]:
-            return True
-    return False
-
-
 def footprint(group: ConvGraph, tile: Tile, device: DeviceSpec) -> Footprint:
     """The footprint of ``group``.
 
@@ -157,11 +139,8 @@ class GroupAnalysis:
             group.tensors[n].bytes for n in group.by_name if n not in group.outputs
         )
         self.written = sum(group.tensors[t].bytes for t in group.outputs)
-        self.readers = {
-            t: [group.by_name[c] for c in readers] for t, readers in group.consumers.items()
-        }
-        self.padded = {node.name: needs_padding(node, group) for node in group.nodes}
-        self.buffered = [node.name for node in group.nodes if self._needs_buffer(node)]
+        self.placement = Placement(group)
+        self.buffered = [node.name for node in group.nodes if self.placement.has_tile(node)]
         self.staged = self._staged()
         self.work = [_work(node, group) for node in group.nodes]
         self.needed = sum(
@@ -264,61 +243,18 @@ class GroupAnalysis:
             channels = -(-channels // CHANNEL_PITCH) * CHANNEL_PITCH
         return positions * channels * self.item[tensor]
 
-    # Which buffers a tile program has: the same rules as optifx_tvm.schedules.tile_program.
-
-    def _fill(self, tensor: str) -> str | None:
-        """Operator kind whose padding value surrounds an intermediate; None if nobody pads it."""
-        for reader in self.readers[tensor]:
-            if tensor in reader.inputs and not reader.prologue and self.padded[reader.name]:
-                return _fill(reader)
-        return None
-
-    def _is_staged(self, node: Node) -> bool:
-        """Does the node read its input through a copy (prologue, padding of its own)?"""
-        if node.op == "concat" or not (node.prologue or self.padded[node.name]):
-            return False
-        source = node.inputs[0]
-        inside = source in self.group.by_name
-        return bool(node.prologue) or not inside or self._fill(source) != _fill(node)
-
-    def _is_gathered(self, node: Node) -> bool:
-        """Is this a concat that is only read through staged copies, so that it has no buffer?"""
-        return (
-            node.op == "concat"
-            and node.name not in self.group.outputs
-            and not node.epilogue
-            and all(
-                self._is_staged(r) and node.name not in r.operands for r in self.readers[node.name]
-            )
-        )
-
-    def _needs_buffer(self, node: Node) -> bool:
-        """Is the result kept on chip? Parts of a concat are written in place."""
-        readers = self.readers[node.name]
-        if not readers or self._is_gathered(node):
-            return False
-        if len(readers) != 1 or node.name in self.group.outputs or node.op == "concat":
-            return True
-        concat = readers[0]
-        return (
-            concat.op != "concat"
-            or concat.inputs.count(node.name) != 1
-            or node.name in concat.operands
-            or self._is_gathered(concat)
-        )
-
     def _staged(self) -> list[_Copy]:
         """The staged copies: readers with the same prologue and padding value share one."""
-        found: dict[tuple[object, ...], list[Node]] = {}
+        placement = self.placement
+        found: dict[StageKey, list[Node]] = {}
         for node in self.group.nodes:
-            if self._is_staged(node):
-                fill = _fill(node) if self.padded[node.name] else None
-                found.setdefault((node.inputs[0], node.prologue, fill), []).append(node)
+            if placement.is_staged(node):
+                found.setdefault(placement.stage_key(node), []).append(node)
         copies = []
         for readers in found.values():
             tensor = readers[0].inputs[0]
             producer = self.group.by_name.get(tensor)
-            gathered = producer is not None and self._is_gathered(producer)
+            gathered = producer is not None and placement.is_gathered(producer)
             sliced = not gathered and all(passes_slice(self.group, r) for r in readers)
             copies.append(_Copy(tensor, tuple(readers), sliced))
         return copies
@@ -327,7 +263,7 @@ class GroupAnalysis:
         """Positions of one staged copy: the hull of what its readers need."""
         needs = [input_region(node, space.regions[node.name]) for node in copy.readers]
         shape = self.group.shape(copy.tensor)
-        padded = self.padded[copy.readers[0].name]
+        padded = self.placement.padding_value(copy.readers[0]) is not None
         positions = 1
         for i, axes in enumerate(([r.rows for r in needs], [r.cols for r in needs])):
             start, end = min(axis.base for axis in axes), max(axis.end for axis in axes)
@@ -358,10 +294,6 @@ class _Copy:
     readers: tuple[Node, ...]
     sliced: bool
     """Has it just the channels that its readers compute (else all)?"""
-
-
-def _fill(node: Node) -> str:
-    return "lowest" if node.op == "max_pool2d" else "zero"
 
 
 @dataclass(frozen=True)

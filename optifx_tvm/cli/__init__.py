@@ -7,6 +7,8 @@ fault, said in one line on the standard error stream; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -49,8 +51,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"optifx {options.command}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output, such as head, has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
+    except OSError as error:  # the machine: a full disk, no temporary folder
+        if options.debug:
+            raise
+        print(f"optifx {options.command}: error: {_one_line(error)}", file=sys.stderr)
+        _drop_output()
+        return 2
     return 0
+
+
+def _drop_output() -> None:
+    """What is still buffered for the standard output is not written: it can't be."""
+    with contextlib.suppress(io.UnsupportedOperation):  # captured: no descriptor
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report_defect(

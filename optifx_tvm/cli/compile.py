@@ -23,7 +23,7 @@ def add_parser(commands: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Compile and save; an output path that can't be written is refused before the work."""
-    artifact.check_writable(options.output)
+    artifact.check_writable(options.output, source=Path(options.model))
     from optifx_tvm import build  # TVM takes a second to load: not for --help
 
     start = time.perf_counter()

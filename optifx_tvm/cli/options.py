@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 
+from optifx_tvm.graph import DTYPES
+from optifx_tvm.partition import PLANNERS
+
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """MODEL, --target, --dtype, --input-shapes and --planner."""
@@ -18,7 +21,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=("float32", "float16"),
+        choices=DTYPES,
         help="float16 computes in half precision, accumulating in float32 (default: the model's)",
     )
     parser.add_argument(
@@ -28,7 +31,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--planner",
-        choices=("search", "greedy", "none"),
+        choices=PLANNERS,
         default="search",
         help="how operators are grouped; none: no fusion of region operators (default: search)",
     )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import lzma
+import tokenize
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +14,19 @@ import numpy as np
 from optifx_tvm import artifact
 from optifx_tvm.cli.options import positive
 from optifx_tvm.errors import InputError
+
+# What numpy and zipfile raise on damaged archives, and on a header that promises terabytes.
+_UNREADABLE = (
+    EOFError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    lzma.LZMAError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def add_parser(commands: argparse._SubParsersAction) -> None:
@@ -35,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
     from optifx_tvm import runtime  # TVM takes a second to load: not for --help
 
     if options.outputs is not None:
-        artifact.check_writable(options.outputs)
+        artifact.check_writable(options.outputs, source=options.model)
     model = runtime.load(options.model)
     inputs = runtime.random_inputs(model.inputs) if options.inputs is None else _read(options)
     outputs = model.run(inputs)
@@ -63,7 +79,7 @@ def _read(options: argparse.Namespace) -> dict[str, np.ndarray]:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
         raise InputError(f"no such file: {path}") from error
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise InputError(f"{path} is not a sound .npz of plain arrays: {error}") from error
 
 

@@ -12,21 +12,19 @@ from optifx_tvm.cost_model.tiles import TileChooser
 from optifx_tvm.device import DeviceSpec
 from optifx_tvm.errors import OptionError
 from optifx_tvm.graph import ConvGraph
-from optifx_tvm.partition import Partition, Planner
+from optifx_tvm.partition import PLANNERS, Partition, Planner
 from optifx_tvm.search.backtracking import Effort, plan_search
 from optifx_tvm.search.dag import Dag, partition_groups
 from optifx_tvm.search.greedy import plan_greedy, singles
 from optifx_tvm.search.pricing import Pricer
 from optifx_tvm.search.refusals import refusals
 
-PLANNERS = ("search", "greedy", "none")
-
 
 def make_planner(
     planner: str | Callable[[ConvGraph], Partition],
     device: DeviceSpec,
     cost_model: CostModel | None = None,
-    time_budget: float = 10.0,
+    time_budget: float = Effort.seconds,
 ) -> Planner:
     """A planner for ``device``.
 

@@ -18,6 +18,7 @@ from tvm import relax
 from tvm.relax.frontend import nn
 
 from optifx_tvm.errors import ModelError
+from optifx_tvm.graph import DTYPES
 from optifx_tvm.zoo.densenet import DenseNet121
 from optifx_tvm.zoo.googlenet import GoogLeNet
 from optifx_tvm.zoo.mobilenet import MobileNetV2
@@ -30,8 +31,6 @@ from optifx_tvm.zoo.unet import UNet
 from optifx_tvm.zoo.weights import load_weights, match_weights, random_weights
 
 __all__ = ["build", "load_weights", "names", "to_onnx"]
-
-_DTYPES = ("float32", "float16")
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def build(
     network = _NETWORKS.get(name)
     if network is None:
         raise ModelError(f"no network {name!r} in the zoo; it has {', '.join(_NETWORKS)}")
-    if dtype not in _DTYPES:
+    if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} for zoo:{name} is not supported; use float32 or float16")
     default = (batch, 3, network.size, network.size)
     shape = default if input_shape is None else tuple(input_shape)

@@ -6,7 +6,8 @@ import pytest
 from tvm.s_tir import Schedule
 
 from optifx_tvm.analysis.channels import ChannelError, channel_plan
-from optifx_tvm.analysis.footprint import footprint, halo, needs_padding
+from optifx_tvm.analysis.footprint import footprint, halo
+from optifx_tvm.analysis.placement import needs_padding
 from optifx_tvm.analysis.region import RegionError
 from optifx_tvm.device import GENERIC_CPU, H200, RTX_4090
 from optifx_tvm.partition import Tile

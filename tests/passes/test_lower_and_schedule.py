@@ -10,7 +10,7 @@ from tvm import relax, tirx
 
 from optifx_tvm import passes
 from optifx_tvm.partition import Tile
-from optifx_tvm.passes.lower_fusion_groups import group_of
+from optifx_tvm.passes.group_attrs import group_of
 from tests.support.relax_nets import Net, feed, run
 
 LLVM = tvm.target.Target({"kind": "llvm", "num-cores": 2})

@@ -40,7 +40,14 @@ def test_agrees_with_the_reference_in_every_thread_order(name: str) -> None:
     _check(name, _emulated(name))
 
 
-@pytest.mark.parametrize("name", ["merge_same_tensor_twice", "split_fire_odd_slices_half"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "merge_same_tensor_twice",
+        "split_fire_odd_slices_half",
+        "tile_read_while_the_next_is_written",
+    ],
+)
 def test_with_tvm_storage_rewrite(name: str) -> None:
     # A plain tvm.compile(seq(mod), target) runs with TVM's default passes.
     _check(name, _emulated(name, storage_rewrite=True), ("random",))

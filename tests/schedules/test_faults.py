@@ -9,11 +9,14 @@ from tvm.ir import Range
 from tvm.sym import Analyzer
 from tvm.target import Target
 
+from optifx_tvm.analysis.legality import tile_fault
 from optifx_tvm.analysis.region import RegionError, tile_space
 from optifx_tvm.graph import ConvGraph, Step
 from optifx_tvm.partition import Tile
 from optifx_tvm.schedules.cpu import schedule_cpu
+from optifx_tvm.schedules.positions import Pos
 from optifx_tvm.schedules.tile_program import build_tile_program
+from optifx_tvm.schedules.windows import pool_divisor
 from tests.support.group_cases import error, feed_and_reference, kernel_arguments, run_on_cpu
 from tests.support.groups import RELU, GroupBuilder
 
@@ -103,3 +106,22 @@ def test_small_tiles_recompute_factors_that_come_from_outside():
     factors = b.conv(b.input(1, 1, 12), 8, 1, epilogue=(Step("sigmoid", (0,)),))
     scaled = b.conv(b.input(6, 5, 8), 8, 3, epilogue=(Step("multiply", (0, factors)),))
     assert worst_error(b.graph(scaled), Tile(2, 3)) < 1e-5
+
+
+def test_divisor_of_average_pooling_is_counted_in_integers():
+    """In a module with other kernels LLVM's code generator failed on a product of floats that
+    were counts (IntSetAnalyzer made an integer constant of type float32)."""
+    b = GroupBuilder()
+    (node,) = b.graph(b.pool(b.input(18, 10, 33), "avg", 2, 1, pad=(1, 1, 0, 0))).nodes
+    row, column = (Pos(tirx.Var(name, "int64"), 0, 8) for name in ("row", "column"))
+    divisor = pool_divisor(node, (row, column), (18, 10))
+    assert isinstance(divisor, tirx.Cast)
+    assert divisor.value.ty.dtype == "int64"
+
+
+def test_operators_of_different_batch_sizes_have_no_common_tiles():
+    b = GroupBuilder(batch=2)
+    first = b.eltwise(b.input(4, 4, 8), RELU)
+    b.batch = 1
+    second = b.eltwise(b.input(4, 4, 8), RELU)
+    assert tile_fault(b.graph(first, second), Tile(4, 4)) == "its operators differ in batch size"

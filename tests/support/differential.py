@@ -53,7 +53,7 @@ def differences(
     for plan in plans:
         planner: str | Planner = plan
         if plan == "random":
-            planner = lambda graph: random_partition(graph, seed, merges=1.0 + seed % 3)  # noqa: E731
+            planner = lambda graph: random_partition(graph, seed, 1.0 + seed % 3, 6 + seed % 4)  # noqa: E731
         results = run(mod, feed, pipeline(target, dtype=dtype, planner=planner), target)
         for (name, wanted), got in zip(expected.items(), results, strict=True):
             error = relative_error(got, wanted)

@@ -435,3 +435,25 @@ def merge_concat_parts_written_out_of_order(b):
     first, last = b.input(6, 7, 24), b.conv(b.input(6, 7, 24), 24, 1)
     c = b.concat(first, last)
     return c, b.eltwise(c, Step("relu", (0,)))
+
+
+@_case(tile=(4, 4, 11))
+def tile_read_while_the_next_is_written(b):
+    # TVM put the next tile in the place of the one that its nest reads for the last time.
+    x = b.conv(b.input(4, 4, 88), 88, 1, epilogue=(b.bias(88),))
+    y = b.conv(b.input(4, 4, 88), 88, 1, epilogue=(b.bias(88), Step("add", (x, 1))))
+    return (y, b.depthwise(y, 3, prologue=(RELU,), epilogue=()))
+
+
+@_case("float16", tile=(2, 2, 11))
+def parts_of_a_concat_with_tiles_of_one_size_half(b):
+    # As above, with wrong numbers in any order of threads.
+    x, y = b.input(2, 2, 176), b.input(2, 2, 176)
+    parts = []
+    for _ in range(2):
+        left = b.conv(b.input(2, 2, 176), 176, 1, epilogue=(b.bias(176),))
+        parts.append(b.conv(x, 176, 1, epilogue=(b.bias(176), Step("add", (left, 1)))))
+    z = b.pool(y, "avg", 3, 1, (1, 1, 1, 1))
+    pool = b.pool(y, "avg", 3, 1, (1, 1, 1, 1), epilogue=(Step("add", (z, 0)),))
+    deep = b.conv(b.depthwise(b.conv(x, 176, 1), 3, epilogue=()), 176, 1)
+    return (b.concat(y, *parts, pool, deep),)

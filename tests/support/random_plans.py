@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 
 from optifx_tvm.analysis.channels import legal_slices
+from optifx_tvm.analysis.legality import tile_fault
 from optifx_tvm.errors import OptionError
 from optifx_tvm.graph import FUSIBLE_OPS, ConvGraph
 from optifx_tvm.partition import Group, Partition, Tile
-from optifx_tvm.partition_check import group_fault, schedule_units
+from optifx_tvm.partition_check import schedule_units
 from optifx_tvm.search.dag import fusion_mode
 
 _EDGES = (1, 2, 3, 4, 5, 7, 8, 16)
@@ -95,10 +96,10 @@ def _random_tile(graph: ConvGraph, names: tuple[str, ...], rng: random.Random) -
     for _ in range(4):
         rows, cols = min(rng.choice(_EDGES), height), min(rng.choice(_EDGES), width)
         tile = Tile(rows, cols, rng.choice(slices))
-        if group_fault(group, tile) is None:
+        if tile_fault(group, tile) is None:
             return tile
     whole = Tile(height, width)
-    return whole if group_fault(group, whole) is None else None
+    return whole if tile_fault(group, whole) is None else None
 
 
 def _runs(graph: ConvGraph, groups: list[tuple[str, ...]]) -> bool:

@@ -1,18 +1,25 @@
-"""Where the values of a group live: in tiles, in slices of a concat, or in staged copies."""
+"""Where the values of a group live: in tiles, in slices of a concat, or in staged copies.
+
+The tile program follows these rules and the footprint counts by them, so there is one of each.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from optifx_tvm.graph import ConvGraph, Node
+from optifx_tvm.graph import ConvGraph, Node, Step
 
 LOWEST = float(np.finfo(np.float32).min)
 """Padding value of max pooling."""
 
+StageKey = tuple[str, tuple[Step, ...], float | None]
+"""What readers that share a staged copy agree in: tensor, prologue, padding value (None: they do
+not read outside the image)."""
+
 
 def needs_padding(node: Node, group: ConvGraph) -> bool:
     """Does a valid output of ``node`` read positions outside its input image?"""
-    if node.op in ("elementwise", "concat"):
+    if node.op in ("elementwise", "concat", "opaque"):
         return False
     w = node.window
     source, result = group.shape(node.inputs[0]), group.shape(node.name)
@@ -29,39 +36,51 @@ def needs_padding(node: Node, group: ConvGraph) -> bool:
     return False
 
 
-def fill_of(node: Node) -> float:
-    return LOWEST if node.op == "max_pool2d" else 0.0
-
-
 class Placement:
     """Decisions about the tensors of one group."""
 
     def __init__(self, group: ConvGraph) -> None:
         self.group = group
-        self.order = {node.name: i for i, node in enumerate(group.nodes)}
+        self._order = {node.name: i for i, node in enumerate(group.nodes)}
+        self._readers = {
+            tensor: tuple(group.by_name[reader] for reader in readers)
+            for tensor, readers in group.consumers.items()
+        }
+        self._fill = {
+            node.name: (LOWEST if node.op == "max_pool2d" else 0.0)
+            if needs_padding(node, group)
+            else None
+            for node in group.nodes
+        }
 
-    def readers(self, tensor: str) -> list[Node]:
+    def readers(self, tensor: str) -> tuple[Node, ...]:
         """Nodes of the group that read ``tensor``."""
-        return [self.group.by_name[c] for c in self.group.consumers[tensor]]
+        return self._readers[tensor]
+
+    def padding_value(self, node: Node) -> float | None:
+        """What ``node`` reads outside its input image; None if it reads nothing there."""
+        return self._fill[node.name]
 
     def tile_fill(self, tensor: str) -> float | None:
         """What tile ``tensor`` holds outside its image: what its first padding reader wants."""
-        for reader in self.readers(tensor):
-            if (
-                tensor in reader.inputs
-                and not reader.prologue
-                and needs_padding(reader, self.group)
-            ):
-                return fill_of(reader)
+        for reader in self._readers[tensor]:
+            fill = self._fill[reader.name]
+            if tensor in reader.inputs and not reader.prologue and fill is not None:
+                return fill
         return None
 
     def is_staged(self, node: Node) -> bool:
         """Must ``node`` read its input through a copy (prologue, padding of its own)?"""
-        if node.op == "concat" or not (node.prologue or needs_padding(node, self.group)):
+        fill = self._fill[node.name]
+        if node.op == "concat" or not (node.prologue or fill is not None):
             return False
         source = node.inputs[0]
         in_group = source in self.group.by_name
-        return bool(node.prologue) or not in_group or self.tile_fill(source) != fill_of(node)
+        return bool(node.prologue) or not in_group or self.tile_fill(source) != fill
+
+    def stage_key(self, node: Node) -> StageKey:
+        """Staged readers with equal keys share one copy."""
+        return node.inputs[0], node.prologue, self._fill[node.name]
 
     def is_gathered(self, node: Node) -> bool:
         """Is this concat only read through staged copies, so that it needs no buffer?"""
@@ -70,13 +89,13 @@ class Placement:
             and node.name not in self.group.outputs
             and not node.epilogue
             and all(
-                self.is_staged(r) and node.name not in r.operands for r in self.readers(node.name)
+                self.is_staged(r) and node.name not in r.operands for r in self._readers[node.name]
             )
         )
 
     def concat_of(self, node: Node) -> Node | None:
         """The concat whose slice ``node`` can write in place, if any."""
-        readers = self.readers(node.name)
+        readers = self._readers[node.name]
         if len(readers) != 1 or node.name in self.group.outputs or node.op == "concat":
             return None
         (concat,) = readers
@@ -86,9 +105,17 @@ class Placement:
             and node.name not in concat.operands
             and not self.is_gathered(concat)
             # Its epilogue runs with the part: what that reads must have been computed by then.
-            and all(self.order.get(t, -1) < self.order[node.name] for t in concat.operands)
+            and all(self._order.get(t, -1) < self._order[node.name] for t in concat.operands)
         )
         return concat if whole else None
+
+    def has_tile(self, node: Node) -> bool:
+        """Is the result of ``node`` kept on chip in a buffer of its own?"""
+        return (
+            bool(self._readers[node.name])
+            and not self.is_gathered(node)
+            and self.concat_of(node) is None
+        )
 
     def offset(self, concat: Node, index: int) -> int:
         """First channel of the index-th part of a concat."""
