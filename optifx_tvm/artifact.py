@@ -108,8 +108,8 @@ def read(path: Path, library: Path) -> ModelInfo:
 def check_writable(path: Path, source: Path | None = None) -> None:
     """Raise OutputError where a file at ``path`` could not be written, or would take the place of
     ``source``, what is being read; leaves nothing behind."""
-    real = Path(os.path.realpath(path))
     try:
+        real = Path(os.path.realpath(path))
         there, regular = real.exists(), real.is_file()
     except (OSError, ValueError) as error:  # a name that is too long, or has a zero byte
         raise OutputError(f"can't write {str(path)!r}: {error}") from error

@@ -15,7 +15,7 @@ from tvm import relax
 
 from optifx_tvm import torch_import
 from optifx_tvm.errors import ModelError, OptionError
-from optifx_tvm.graph import DTYPES
+from optifx_tvm.graph import DTYPE_ATTR, DTYPES
 
 if TYPE_CHECKING:
     import onnx
@@ -41,8 +41,9 @@ def import_model(
     ``input_shapes``: ``{"data": (1, 3, 224, 224)}`` or ``"data:[1,3,224,224] other:[1,8]"``; needed
     where the model leaves dimensions open, and allowed elsewhere.
 
-    ``dtype``: "float32" or "float16", what the model is to compute in. It is checked here and
-    carried out by ``CanonicalizeConv(dtype=...)``: the imported module has the model's own types.
+    ``dtype``: "float32" or "float16", what the model is to compute in. It is noted as the module's
+    attribute "optifx.dtype" and carried out by ``CanonicalizeConv``, which accumulates in float32:
+    the imported module still has the model's own types.
 
     Raises ``ModelError`` (missing, truncated, not a model, unsupported operator, open dimensions,
     unknown input names) or ``OptionError`` (``dtype``, unreadable ``input_shapes``).
@@ -51,7 +52,7 @@ def import_model(
         raise OptionError(f"dtype is {dtype!r}; supported are 'float32' and 'float16'")
     module = _imported(source, parse_input_shapes(input_shapes))
     _check_extents(module)
-    return module
+    return module if dtype is None else module.with_attr(DTYPE_ATTR, dtype)
 
 
 def _imported(source: Any, shapes: Shapes) -> tvm.IRModule:

@@ -19,6 +19,8 @@ from typing import Any
 
 DTYPES = ("float32", "float16")
 """Element types that a network may compute in."""
+DTYPE_ATTR = "optifx.dtype"
+"""Attribute of a module: the one of these that it is to compute in."""
 REGION_OPS = ("conv2d", "conv2d_transpose", "max_pool2d", "avg_pool2d")
 FUSIBLE_OPS = (*REGION_OPS, "elementwise", "concat")
 UNARY_OPS = ("relu", "sigmoid", "tanh", "exp", "erf", "sqrt", "rsqrt", "negative", "abs", "log")

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
+from optifx_tvm.graph import DTYPE_ATTR
 from optifx_tvm.passes.clean_up_imports import CleanUpImports
 from optifx_tvm.passes.convert_precision import ConvertPrecision
 from optifx_tvm.passes.convert_to_nhwc import ConvertToNHWC
@@ -38,7 +39,8 @@ class CanonicalizeConv:
     """Brings a convolutional network into the canonical form."""
 
     dtype: str | None = None
-    """"float16" for half precision with float32 accumulation; None or "float32" keeps types."""
+    """"float16" for half precision with float32 accumulation, "float32" keeps types; None: what
+    ``import_model`` noted on the module, else types are kept."""
 
     keep_fp32_outputs: bool = True
     """With "float16": whether network outputs stay float32."""
@@ -55,7 +57,9 @@ class CanonicalizeConv:
             ConvertToNHWC(),
             CleanUpImports(),
         ]
-        if self.dtype is not None:
-            passes.append(ConvertPrecision(self.dtype, self.keep_fp32_outputs))
+        noted = mod.attrs.get(DTYPE_ATTR) if mod.attrs is not None else None
+        dtype = self.dtype or noted
+        if dtype is not None:
+            passes.append(ConvertPrecision(str(dtype), self.keep_fp32_outputs))
         passes.append(relax.transform.CanonicalizeBindings())
         return tvm.transform.Sequential(passes, name="CanonicalizeConv")(mod)

@@ -205,7 +205,10 @@ class TestOtherSources:
 
     def test_dtype(self):
         mod = module(lambda emit, x: nn.relu(x), (1, 3))
-        assert import_model(mod, dtype="float16").same_as(mod)
+        noted = import_model(mod, dtype="float16")
+        assert noted.attrs["optifx.dtype"] == "float16"
+        assert mod.attrs is None or "optifx.dtype" not in mod.attrs
+        tvm.ir.assert_structural_equal(noted["main"], mod["main"])
         with pytest.raises(OptionError, match="int8"):
             import_model(mod, dtype="int8")
 

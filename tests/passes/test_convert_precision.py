@@ -7,7 +7,8 @@ import pytest
 from tvm import relax
 
 from optifx_tvm.errors import OptionError
-from optifx_tvm.passes import ConvertPrecision
+from optifx_tvm.frontend import import_model
+from optifx_tvm.passes import CanonicalizeConv, ConvertPrecision
 from tests.support.rewriting import (
     apply,
     assert_left_alone,
@@ -195,3 +196,11 @@ def test_weights_are_rounded_once():
     (conv_before,), (conv_after,) = calls(before, "nn.conv2d"), calls(HALF(before), "nn.conv2d")
     want = conv_before.args[1].value.numpy().astype("float16")
     np.testing.assert_array_equal(conv_after.args[1].value.numpy(), want)
+
+
+def test_the_type_asked_for_at_import_is_carried_out_by_canonicalisation():
+    imported = import_model("zoo:unet", "data:[1,3,16,16]", dtype="float16")
+    asked = apply(CanonicalizeConv(), imported)
+    given = apply(CanonicalizeConv(dtype="float16"), import_model("zoo:unet", "data:[1,3,16,16]"))
+    assert ops(asked) != ops(apply(CanonicalizeConv(dtype="float32"), imported))
+    assert ops(asked) == ops(given)
