@@ -149,6 +149,12 @@ def _batch_norm(node: Node, builder: relax.BlockBuilder) -> None:
         raise UnsupportedNode("spatial=0 normalises each position by itself")
 
 
+def _data_dependent(node: Node, builder: relax.BlockBuilder) -> Expr | None:
+    raise UnsupportedNode(
+        "the shape of its output depends on the data; static shapes are supported"
+    )
+
+
 def _dropout(node: Node, builder: relax.BlockBuilder) -> Expr | None:
     training = node.input(2)
     if training is not None:
@@ -382,6 +388,7 @@ CONVERTERS: dict[str, Converter] = {
     "BatchNormalization": _batch_norm,
     "Clip": _clip,
     "Conv": _conv,
+    "Compress": _data_dependent,
     "ConvTranspose": _conv_transpose,
     "Div": _legacy_binary(relax.op.divide),
     "Dropout": _dropout,
@@ -392,6 +399,8 @@ CONVERTERS: dict[str, Converter] = {
     "Mean": _mean,
     "Min": _pairwise(relax.op.minimum),
     "Mul": _legacy_binary(relax.op.multiply),
+    "NonMaxSuppression": _data_dependent,
+    "NonZero": _data_dependent,
     "PRelu": _prelu,
     "Pad": _pad,
     "Resize": _resize,
@@ -402,6 +411,7 @@ CONVERTERS: dict[str, Converter] = {
     "Split": _split,
     "Sub": _legacy_binary(relax.op.subtract),
     "Sum": _pairwise(relax.op.add),
+    "Unique": _data_dependent,
     "Upsample": _resize,
 }
 """Operators converted or checked here before TVM's importer sees them."""

@@ -35,7 +35,7 @@ def _torch() -> ModuleType:
         return importlib.import_module("torch")
     except ImportError as error:
         raise ModelError(
-            "importing from torch needs the package torch: pip install 'optifx-tvm[torch]'"
+            "importing from torch needs the package torch: pip install torch"
         ) from error
 
 

@@ -26,3 +26,5 @@ step "run (optifx run)"
 step "check against onnxruntime, and times"
 "$VENV_PYTHON" scripts/compare_onnxruntime.py "$out/squeezenet.onnx" "$out/inputs.npz" \
     "$out/fused.so" "$out/unfused.so"
+
+step "done: try .venv/bin/optifx --help, or '. .venv/bin/activate' and then optifx"

@@ -219,7 +219,7 @@ class TestOtherSources:
         monkeypatch.setattr(torch_import.importlib, "import_module", missing)
         path = tmp_path / "model.pt2"
         path.write_bytes(b"x")
-        with pytest.raises(ModelError, match=r"pip install 'optifx-tvm\[torch\]'"):
+        with pytest.raises(ModelError, match=r"pip install torch"):
             import_model(path)
 
 

@@ -330,6 +330,7 @@ REFUSED = {
         one_node("Split", i64(0, 3), axis=1, outputs=2),
         "Split .*size zero",
     ),
+    "shape that depends on the data": (one_node("NonZero"), "NonZero .*depends on the data"),
     "another domain": (
         model(
             [helper.make_node("Conv", ["x"], ["y"], name="the_node", domain="ai.acme")],
