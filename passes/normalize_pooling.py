@@ -8,6 +8,8 @@ two spatial axes become a pooling whose window is the image or a block of it. Ru
 
 from __future__ import annotations
 
+from functools import partial
+
 import tvm
 from tvm import relax
 
@@ -20,6 +22,9 @@ from optifx_tvm.passes.dataflow import (
     rewrite_functions,
     static_shape,
 )
+
+_LONGEST_SUM = 256
+"""Positions that are averaged in one go: float32 loses digits in longer sums."""
 
 _SPATIAL = {"NCHW": (2, 3), "NHWC": (1, 2)}
 
@@ -45,9 +50,16 @@ class _Pooling(DataflowRewriter):
         window = [extent // out for extent, out in zip(image, target, strict=True)]
         if window == [1, 1]:
             return call.args[0]
-        return relax.op.nn.avg_pool2d(
-            call.args[0], window, strides=window, padding=(0, 0, 0, 0), layout=layout
-        )
+        return self._average(call.args[0], window, layout)
+
+    def _average(self, data: Expr, window: list[int], layout: str) -> Expr:
+        """The mean of each ``window``; of a large one the mean of its rows' means."""
+        pool = partial(relax.op.nn.avg_pool2d, padding=(0, 0, 0, 0), layout=layout)
+        height, width = window
+        if height * width <= _LONGEST_SUM:
+            return pool(data, window, strides=window)
+        rows = self.emit(pool(data, [1, width], strides=[1, width]))
+        return pool(rows, [height, 1], strides=[height, 1])
 
     def _global(self, call: Call) -> Expr:
         shape = static_shape(call.args[0])
@@ -57,9 +69,13 @@ class _Pooling(DataflowRewriter):
         layout = next((name for name, spatial in _SPATIAL.items() if spatial == axes), None)
         if layout is None:
             return call
-        pool = relax.op.nn.avg_pool2d if op_name(call) == "relax.mean" else relax.op.nn.max_pool2d
         window = [shape[axis] for axis in axes]
-        pooled = pool(call.args[0], window, strides=window, padding=(0, 0, 0, 0), layout=layout)
+        if op_name(call) == "relax.mean":
+            pooled = self._average(call.args[0], window, layout)
+        else:
+            pooled = relax.op.nn.max_pool2d(
+                call.args[0], window, strides=window, padding=(0, 0, 0, 0), layout=layout
+            )
         if call.attrs.keepdims:
             return pooled
         flat = tuple(extent for axis, extent in enumerate(shape) if axis not in axes)

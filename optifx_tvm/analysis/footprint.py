@@ -215,14 +215,20 @@ class GroupAnalysis:
             shapes = {t: self.group.shape(t)[1:3] for t in space.regions}
             regions = space.regions.items()
             extents = {t: (region.rows.extent, region.cols.extent) for t, region in regions}
+            area = {
+                t: _clip(region.rows, space.count[0], shapes[t][0])
+                * _clip(region.cols, space.count[1], shapes[t][1])
+                for t, region in regions
+            }
             self._geometries[key] = _Geometry(
                 space=space,
-                area={
-                    t: _clip(region.rows, space.count[0], shapes[t][0])
-                    * _clip(region.cols, space.count[1], shapes[t][1])
-                    for t, region in regions
+                area=area,
+                buffered={  # positions outside the image are held where somebody reads them
+                    t: area[t]
+                    if self.placement.tile_fill(t) is None
+                    else extents[t][0] * extents[t][1]
+                    for t in self.buffered
                 },
-                buffered={t: extents[t][0] * extents[t][1] for t in self.buffered},
                 staged=tuple(self._staged_positions(space, copy) for copy in self.staged),
                 inputs={  # what is outside the image is not read; (N, 1, 1, C) has no region
                     t: min(extents[t][0], shapes[t][0]) * min(extents[t][1], shapes[t][1])

@@ -8,10 +8,9 @@ from tvm.target import Target
 from optifx_tvm.schedules.cpu import schedule_cpu, vector_unit
 from optifx_tvm.schedules.tile_program import build_tile_program
 from optifx_tvm.target import host_target
-from tests.support.group_cases import (
+from tests.support.group_cases import build_case, case_names
+from tests.support.kernel_runs import (
     TOLERANCE,
-    build_case,
-    case_names,
     error,
     feed_and_reference,
     kernel_arguments,

@@ -8,14 +8,8 @@ from tvm.target import Target
 from optifx_tvm.schedules.cuda_simt import schedule_simt
 from optifx_tvm.schedules.tile_program import build_tile_program
 from tests.cuda_emulator.emulator import ORDERS, EmulatedKernel
-from tests.support.group_cases import (
-    TOLERANCE,
-    build_case,
-    case_names,
-    error,
-    feed_and_reference,
-    kernel_arguments,
-)
+from tests.support.group_cases import build_case, case_names
+from tests.support.kernel_runs import TOLERANCE, error, feed_and_reference, kernel_arguments
 
 CUDA = Target({"kind": "cuda", "arch": "sm_87"}, host="llvm")
 

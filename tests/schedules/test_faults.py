@@ -17,8 +17,8 @@ from optifx_tvm.schedules.cpu import schedule_cpu
 from optifx_tvm.schedules.positions import Pos
 from optifx_tvm.schedules.tile_program import build_tile_program
 from optifx_tvm.schedules.windows import pool_divisor
-from tests.support.group_cases import error, feed_and_reference, kernel_arguments, run_on_cpu
 from tests.support.groups import RELU, GroupBuilder
+from tests.support.kernel_runs import error, feed_and_reference, kernel_arguments, run_on_cpu
 
 
 def worst_error(graph: ConvGraph, tile: Tile) -> float:

@@ -12,7 +12,7 @@ from optifx_tvm.partition import Tile
 from optifx_tvm.passes.lower_fusion_groups import group_of
 from optifx_tvm.schedules.registry import schedule_group
 from tests.cuda_emulator.emulator import EmulatedKernel
-from tests.support.group_cases import TOLERANCE, error, feed_and_reference, kernel_arguments
+from tests.support.kernel_runs import TOLERANCE, error, feed_and_reference, kernel_arguments
 
 CUDA = Target({"kind": "cuda", "arch": "sm_89"}, host="llvm")
 

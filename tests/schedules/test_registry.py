@@ -14,14 +14,9 @@ from optifx_tvm.schedules.registry import schedule_group
 from optifx_tvm.schedules.shared_memory import shared_bytes, smaller_tiles
 from optifx_tvm.schedules.tile_program import build_tile_program
 from tests.cuda_emulator.emulator import ORDERS, EmulatedKernel
-from tests.support.group_cases import (
-    build_case,
-    case_names,
-    error,
-    feed_and_reference,
-    kernel_arguments,
-)
+from tests.support.group_cases import build_case, case_names
 from tests.support.groups import GroupBuilder
+from tests.support.kernel_runs import error, feed_and_reference, kernel_arguments
 
 ADA = Target({"kind": "cuda", "arch": "sm_89"}, host="llvm")
 SMALL = Target({"kind": "cuda", "arch": "sm_50"}, host="llvm")

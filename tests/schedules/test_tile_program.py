@@ -6,10 +6,9 @@ import pytest
 import tvm
 
 from optifx_tvm.schedules.tile_program import build_tile_program
-from tests.support.group_cases import (
+from tests.support.group_cases import build_case, case_names
+from tests.support.kernel_runs import (
     TOLERANCE,
-    build_case,
-    case_names,
     error,
     feed_and_reference,
     kernel_arguments,
