@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import tvm
@@ -49,6 +50,5 @@ tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
 @relax.register_pipeline("optifx")
 def _pipeline(**options: Any) -> tvm.transform.Pass:
     """``relax.get_pipeline("optifx")``: here, so that it is known wherever the passes are."""
-    from optifx_tvm.pipelines import pipeline  # it imports this package
-
-    return pipeline(**options)
+    # By name and only when called: it imports this package.
+    return importlib.import_module("optifx_tvm.pipelines").pipeline(**options)
