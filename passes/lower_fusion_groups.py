@@ -19,7 +19,13 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from optifx_tvm.graph import ConvGraph, Node
 from optifx_tvm.passes.dataflow import constant
 from optifx_tvm.passes.group_attrs import group_of, with_group_attrs
-from optifx_tvm.schedules.packing import LANES, packed_weight
+from optifx_tvm.schedules.packing import (
+    LANES,
+    MATRIX_BLOCK,
+    is_matrix_packed,
+    packed_weight,
+    packed_weight_shape,
+)
 from optifx_tvm.schedules.tile_program import build_tile_program
 
 
@@ -72,7 +78,7 @@ class _Rewriter(PyExprMutator):
         args = []
         for tensor, arg in zip((*graph.inputs, *graph.params), call.args, strict=True):
             if tensor in weights:
-                arg = self.pack(arg, weights[tensor])
+                arg = self.pack(arg, weights[tensor], graph)
             elif len(graph.shape(tensor)) == 1:
                 arg = self.flatten(arg, graph.shape(tensor)[0])
             args.append(arg)
@@ -86,10 +92,10 @@ class _Rewriter(PyExprMutator):
             return constant(arg.value.numpy().reshape(channels))
         return self.builder_.emit(relax.op.reshape(arg, (channels,)))
 
-    def pack(self, arg: relax.Expr, node: Node) -> relax.Expr:
+    def pack(self, arg: relax.Expr, node: Node, graph: ConvGraph) -> relax.Expr:
         """A weight as the tile program reads it."""
         if isinstance(arg, GenericConst):
-            return constant(packed_weight(arg.value.numpy(), node))
+            return constant(packed_weight(arg.value.numpy(), node, graph))
         op, emit = relax.op, self.builder_.emit
         shape = [int(e) for e in arg.ty.shape]
         if node.op == "conv2d_transpose":
@@ -99,9 +105,13 @@ class _Rewriter(PyExprMutator):
             shape = [node.groups * per_group, kh, kw, depth // node.groups]
             arg = emit(op.reshape(arg, shape))
         channels, kh, kw, depth = shape
-        blocks = -(-channels // LANES)
-        if channels % LANES:
-            width = [0, blocks * LANES - channels, 0, 0, 0, 0, 0, 0]
+        blocks = packed_weight_shape(node, graph)[0]
+        outer, inner = MATRIX_BLOCK if is_matrix_packed(node, graph) else (LANES, 1)
+        if channels % outer or depth % inner:
+            width = [0, blocks * outer - channels, 0, 0, 0, 0, 0, -depth % inner]
             arg = emit(op.nn.pad(arg, width))
+        if inner > 1:
+            arg = emit(op.reshape(arg, (blocks, outer, kh, kw, -(-depth // inner), inner)))
+            return emit(op.permute_dims(arg, (0, 2, 3, 4, 1, 5)))
         arg = emit(op.reshape(arg, (blocks, LANES, kh, kw, depth)))
         return emit(op.permute_dims(arg, (0, 2, 3, 4, 1)))

@@ -20,7 +20,7 @@ from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 from tvm.sym import Analyzer
 
-from optifx_tvm.schedules.shared_memory import keep_tiles_apart
+from optifx_tvm.schedules.shared_memory import keep_tiles_apart, pitch_of
 from optifx_tvm.schedules.tile_program import Nest, TileProgram
 
 VECTOR = 4
@@ -50,6 +50,8 @@ def default_config(program: TileProgram) -> SimtConfig:
         jobs = max(_jobs(nest, columns) for nest in program.nests)
         if jobs >= 128:
             break
+    if program.warps:
+        return SimtConfig(program.warps * WARP, columns)
     threads = min(256, max(WARP, -(-jobs // WARP) * WARP))
     return SimtConfig(threads, columns)
 
@@ -68,12 +70,16 @@ def schedule_simt(
     sch = s_tir.Schedule(program.func)
     for nest in program.nests:
         store = sch.get_sblock(nest.block)
+        if nest.kind == "product":
+            # Two channels a lane: the rows of a warp's store fall into different banks.
+            sch.storage_align(store, 0, -2, WARP, 8)
+            continue
         if nest.writes_tile and tiles_in != "global":
             sch.set_scope(store, 0, tiles_in)
-            # Every position, at least every row, starts at a whole vector; and so does the tile
-            # that comes next in shared memory, for TVM packs them without gaps.
-            channels = int(sch.get(store).writes[0].source.ty.shape[-1])
-            sch.storage_align(store, 0, -2 if channels >= VECTOR else -3, VECTOR, 0)
+            buffer = sch.get(store).writes[0].source
+            channels = int(buffer.ty.shape[-1])
+            axis = -2 if channels >= VECTOR else -3
+            sch.storage_align(store, 0, axis, *pitch_of(channels, str(buffer.ty.dtype)))
         if nest.compute:
             _schedule_reduction(sch, nest, config)
         else:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -21,6 +21,17 @@ from optifx_tvm.schedules.packing import LANES, packed_weight_shape
 from optifx_tvm.schedules.positions import At, Expr, Pos, View, all_of, constant, i64
 from optifx_tvm.schedules.steps import apply_steps
 
+Accumulated = Callable[[tuple[Expr, ...], list[Expr]], Expr]
+"""What reads the result of a compute nest at (outer indices, [row, column, channel])."""
+
+
+class Product(Protocol):
+    """A convolution that is emitted as one nest for all channels (matrix.py)."""
+
+    def emit(self, block: str) -> Accumulated:
+        """Emit the nest."""
+        ...
+
 
 @dataclass(frozen=True)
 class Nest:
@@ -28,8 +39,8 @@ class Nest:
 
     block: str
     kind: str
-    """"conv", "grouped", "depthwise", "pool" (with a compute nest), "elementwise", "load" or
-    "border"."""
+    """"conv", "grouped", "depthwise", "pool" (with a compute nest), "product" (of warp
+    tiles), "elementwise", "load" or "border"."""
     extents: tuple[int, int, int]
     """Rows, columns and channels that the nest covers in one tile."""
     writes_tile: bool
@@ -67,15 +78,18 @@ class Source:
     kind: str
     value: Callable[[At, Expr, Expr | None], Expr]
     """(position, absolute channel, accumulator element or None) -> float32 value."""
-    compute: Callable[[str, Region, int, int], tuple[Any, tuple[int, ...]]] | None = None
+    compute: Callable[[str, Region, int, int], tuple[Accumulated, tuple[int, ...]]] | None = None
     """(block, box, first channel, channels) -> accumulator and reduction extents."""
+    product: Callable[[Region], Product] | None = None
+    """box -> product, instead of ``compute``."""
 
 
 class NestEmitter(Placement):
     """Emits nests into the current IRBuilder frame."""
 
-    def __init__(self, group: ConvGraph, tile: Tile) -> None:
+    def __init__(self, group: ConvGraph, tile: Tile, warps: int = 0) -> None:
         super().__init__(group)
+        self.warps = warps
         self.space = tile_space(group, (tile.height, tile.width))
         self.plan = channel_plan(group, tile.channel_slices)
         batch = group.shape(group.nodes[-1].name)[0]
@@ -146,19 +160,23 @@ class NestEmitter(Placement):
         return row.inside(height) + col.inside(width)
 
     def read(self, view: View, tensor: str, at: At, channel: Expr) -> Expr:
-        """Element of ``tensor`` at ``at`` (channel absolute). Positions are clamped into what
-        exists; a clamped value is never used."""
+        """Element of ``tensor`` at ``at`` (channel absolute) in float32."""
+        return self.load(*self.place(view, tensor, at, channel))
+
+    def place(self, view: View, tensor: str, at: At, channel: Expr) -> tuple[Any, list[Expr]]:
+        """Buffer and index of an element of ``tensor``. Positions are clamped into what exists; a
+        clamped value is never used."""
         if view.region is None:
             row, col = self.in_image(at)
             height, width = self.group.shape(tensor)[1:3]
             where = (row.expr, col.expr) if at.guarded else (row.clamp(height), col.clamp(width))
-            return self.load(view.buffer, [at.lead[0], *where, channel])
+            return view.buffer, [at.lead[0], *where, channel]
         row = at.row + (at.region.rows.base - view.region.rows.base)
         col = at.col + (at.region.cols.base - view.region.cols.base)
         if view.slice_extent is not None:
             channel = channel - at.lead[3] * view.slice_extent
         where = (row.clamp(view.region.rows.extent), col.clamp(view.region.cols.extent))
-        return self.load(view.buffer, [*at.lead, *where, channel])
+        return view.buffer, [*at.lead, *where, channel]
 
     def view(self, tensor: str) -> View:
         """Where ``tensor`` can be read."""
@@ -217,12 +235,20 @@ class NestEmitter(Placement):
         channels = self.held(source.tensor, source.full)
         box = self.box(source.tensor, source.region)
         main = channels // LANES * LANES
+        whole: Accumulated | None = None
+        if source.product:
+            product = f"{name}_product"
+            whole = source.product(box).emit(product)
+            extents = (box.rows.extent, box.cols.extent, channels)
+            self.nests.append(Nest(product, "product", extents, False))
         for suffix, first, extent in (("", 0, main), ("_tail", main, channels - main)):
             if not extent:
                 continue
             block, acc, reduction = name + suffix, None, ()
             if source.compute:
                 acc, reduction = source.compute(f"{block}_acc", box, first, extent)
+            elif whole:
+                acc = _from_channel(whole, first)
             extents = (box.rows.extent, box.cols.extent, extent)
             self.nest(block, extents, (), partial(self.store, source, target, box, first, acc))
             compute = f"{block}_acc" if source.compute else None
@@ -237,7 +263,7 @@ class NestEmitter(Placement):
         target: Target,
         box: Region,
         first: int,
-        acc: Any,
+        acc: Accumulated | None,
         lead: tuple[Expr, ...],
         spatial: list[Expr],
         _: list[Expr],
@@ -257,7 +283,7 @@ class NestEmitter(Placement):
         channel = held
         if not source.full:
             channel = held + lead[3] * self.held(source.tensor, full=False)
-        head = None if acc is None else self.load(acc, [*lead, *spatial])
+        head = None if acc is None else acc(lead, spatial)
         value = source.value(at, channel, head)
         read = partial(self.operand, at=at, channel=channel + target.offset)
         value = apply_steps(target.epilogue, value, read)
@@ -316,3 +342,12 @@ class NestEmitter(Placement):
             extents = (rows, cols, channels)
             self.nest(f"{name}_{side}", extents, (), body)
             self.nests.append(Nest(f"{name}_{side}", "border", extents, True))
+
+
+def _from_channel(acc: Accumulated, first: int) -> Accumulated:
+    """``acc`` for a nest whose channel 0 is its channel ``first``."""
+
+    def read(lead: tuple[Expr, ...], at: list[Expr]) -> Expr:
+        return acc(lead, [*at[:2], at[2] + first if first else at[2]])
+
+    return read

@@ -10,9 +10,12 @@ from optifx_tvm.device import DeviceSpec
 from optifx_tvm.graph import ConvGraph
 from optifx_tvm.partition import Tile
 from optifx_tvm.schedules.cpu import schedule_cpu
-from optifx_tvm.schedules.cuda_simt import schedule_simt
+from optifx_tvm.schedules.cuda_simt import BLOCK, schedule_simt
 from optifx_tvm.schedules.shared_memory import shared_bytes, smaller_tiles
 from optifx_tvm.schedules.tile_program import build_tile_program
+
+WARPS = 8
+"""Warps of a CUDA block, the default."""
 
 
 def schedule_group(group: ConvGraph, tile: Tile, target: Target) -> tirx.PrimFunc | None:
@@ -35,8 +38,8 @@ def _schedule_cuda(group: ConvGraph, tile: Tile, device: DeviceSpec) -> tirx.Pri
         # Cheap estimate first: building a program takes a hundred times as long.
         if candidate != tile and analysis.footprint(candidate).shared_bytes > device.block_bytes:
             continue
-        scheduled = schedule_simt(build_tile_program(group, candidate, outer="blockIdx.x"))
+        scheduled = schedule_simt(build_tile_program(group, candidate, outer=BLOCK, warps=WARPS))
         if shared_bytes(scheduled) <= device.block_bytes:
             return scheduled
-    program = build_tile_program(group, tile, outer="blockIdx.x")
+    program = build_tile_program(group, tile, outer=BLOCK)
     return schedule_simt(program, tiles_in="global")

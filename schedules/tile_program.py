@@ -30,8 +30,9 @@ from optifx_tvm.analysis.placement import LOWEST
 from optifx_tvm.analysis.region import Region, input_region
 from optifx_tvm.graph import ConvGraph, Node, Step
 from optifx_tvm.partition import Tile
-from optifx_tvm.schedules.nests import Nest, NestEmitter, Source, Target
-from optifx_tvm.schedules.packing import LANES, packed_weight_shape
+from optifx_tvm.schedules.matrix import Product, is_matrix
+from optifx_tvm.schedules.nests import Accumulated, Nest, NestEmitter, Source, Target
+from optifx_tvm.schedules.packing import packed_index, weight_depth
 from optifx_tvm.schedules.positions import At, Expr, Pos, View, all_of, i64
 from optifx_tvm.schedules.steps import apply_steps, f32
 from optifx_tvm.schedules.windows import pool_divisor, tap_position, taps
@@ -50,29 +51,32 @@ class TileProgram:
     """In the order in which they run."""
     tiles: int
     """Iterations of the four outer loops: independent tiles."""
+    warps: int = 0
+    """Warps of a CUDA block, which share the dense convolutions; 0: plain nests only."""
 
 
 def build_tile_program(
-    group: ConvGraph, tile: Tile, name: str = "main", outer: str = "serial"
+    group: ConvGraph, tile: Tile, name: str = "main", outer: str = "serial", warps: int = 0
 ) -> TileProgram:
     """The tile program of ``group`` (any names; it must have passed ``tile_space`` and
     ``channel_plan`` for ``tile``, else their errors are raised).
 
     ``outer`` says how the tiles run: "serial", "parallel" (llvm) or "blockIdx.x" (CUDA). It is
     given here because Schedule.parallel and Schedule.bind refuse a loop in which a buffer has
-    several writers, as the slices of a concat do.
+    several writers, as the slices of a concat do. With ``warps`` > 0 dense convolutions are emitted
+    as products shared by the warps of a CUDA block (matrix.py).
     """
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name(name)
         T.func_attr({"tirx.noalias": True, "global_symbol": name})
-        emitter = _Emitter(group, tile)
+        emitter = _Emitter(group, tile, warps)
         emitter.declare()
         tiles = math.prod(emitter.lead_extents)
         with _outer_loop(outer, tiles) as g:
             emitter.lead = unravel(g, emitter.lead_extents)
             for node in group.nodes:
                 emitter.emit(node)
-    return TileProgram(builder.get(), tuple(emitter.nests), tiles)
+    return TileProgram(builder.get(), tuple(emitter.nests), tiles, warps)
 
 
 def _outer_loop(kind: str, extent: int) -> Any:
@@ -167,6 +171,10 @@ class _Emitter(NestEmitter):
         if kind == "conv" and node.groups > 1:
             kind = "depthwise" if is_depthwise(self.group, node) else "grouped"
         compute = partial(self.compute, node, view, region, full)
+        held, slices = self.held(node.name, full), self.lead_extents[3]
+        if self.warps and is_matrix(self.group, node, held, 1 if full else slices):
+            product = partial(Product, self, node, view, region, full, self.warps)
+            return Source(node.name, region, full, kind, value, product=product)
         return Source(node.name, region, full, kind, value, compute)
 
     def input_view(self, node: Node) -> View:
@@ -226,13 +234,14 @@ class _Emitter(NestEmitter):
         box: Region,
         first: int,
         extent: int,
-    ) -> tuple[Any, tuple[int, ...]]:
+    ) -> tuple[Accumulated, tuple[int, ...]]:
         """Emit the reduction of a convolution or pooling over ``box``, channels
-        [first, first + extent) of what the tile holds; returns accumulator and reduction."""
+        [first, first + extent) of what the tile holds; returns what reads the result, and the
+        extents of the reduction."""
         shape = self.group.shape(node.name)
         held = self.held(node.name, full)
         is_conv, is_max = node.weight is not None, node.op == "max_pool2d"
-        depth = packed_weight_shape(node, self.group)[3] if is_conv else 1
+        depth = weight_depth(node, self.group) if is_conv else 1
         reduction = tuple(taps(node, i) for i in range(2)) + ((depth,) if depth > 1 else ())
         columns = box.cols.extent + SLACK
         acc_shape = (*self.lead_extents, box.rows.extent, columns, extent)
@@ -258,11 +267,10 @@ class _Emitter(NestEmitter):
                     source_channel = index * depth + source_channel if depth > 1 else index
             value = self.read(view, node.inputs[0], at, source_channel)
             if is_conv:
-                block_index = tirx.floordiv(channel, LANES)
-                lane = tirx.floormod(channel, LANES)
                 k = reduce[2] if depth > 1 else i64(0)
                 weight = self.globals[node.weight or ""]
-                value = value * self.load(weight, [block_index, rows[1], cols[1], k, lane])
+                index = packed_index(node, self.group, channel, [rows[1], cols[1]], k)
+                value = value * self.load(weight, index)
             valid = all_of(rows[2] + cols[2])
             if valid is not None:
                 value = tirx.if_then_else(valid, value, f32(0.0))
@@ -273,4 +281,4 @@ class _Emitter(NestEmitter):
             T.buffer_store(acc, tirx.max(old, value) if is_max else old + value, index)
 
         self.nest(block, (box.rows.extent, columns, extent), reduction, body)
-        return acc, reduction
+        return lambda lead, at: self.load(acc, [*lead, *at]), reduction

@@ -20,7 +20,7 @@ def kernel_arguments(graph: ConvGraph, feed: dict[str, np.ndarray]) -> list[np.n
     """Inputs and params as the kernel takes them (weights packed), then outputs full of NaN."""
     weights = {node.weight: node for node in graph.nodes if node.weight}
     given = [
-        packed_weight(feed[t], weights[t]) if t in weights else feed[t]
+        packed_weight(feed[t], weights[t], graph) if t in weights else feed[t]
         for t in (*graph.inputs, *graph.params)
     ]
     wanted = [np.full(graph.shape(t), np.nan, graph.tensors[t].dtype) for t in graph.outputs]
