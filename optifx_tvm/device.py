@@ -53,6 +53,11 @@ class DeviceSpec:
     vector_bits: int = 0
     """CPU: width of a vector register."""
 
+    @property
+    def clock(self) -> float:
+        """GPU: clocks per second (boost), from the peak of 128 multiply-adds per clock and SM."""
+        return self.fp32_flops / (256 * self.units)
+
     @staticmethod
     def from_target(target: Target) -> DeviceSpec:
         """The device that a TVM target means: by its tag, else its arch, else its kind.

@@ -16,16 +16,11 @@ from tvm import relax
 from tvm.ir import GenericConst, IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from optifx_tvm.analysis.products import LANES, MATRIX_BLOCK, NARROW, is_matrix_packed, is_narrow
 from optifx_tvm.graph import ConvGraph, Node
 from optifx_tvm.passes.dataflow import constant
 from optifx_tvm.passes.group_attrs import group_of, with_group_attrs
-from optifx_tvm.schedules.packing import (
-    LANES,
-    MATRIX_BLOCK,
-    is_matrix_packed,
-    packed_weight,
-    packed_weight_shape,
-)
+from optifx_tvm.schedules.packing import packed_weight, packed_weight_shape
 from optifx_tvm.schedules.tile_program import build_tile_program
 
 
@@ -105,6 +100,11 @@ class _Rewriter(PyExprMutator):
             shape = [node.groups * per_group, kh, kw, depth // node.groups]
             arg = emit(op.reshape(arg, shape))
         channels, kh, kw, depth = shape
+        if is_narrow(node, graph):
+            if depth < NARROW:
+                arg = emit(op.nn.pad(arg, [0, 0, 0, 0, 0, 0, 0, NARROW - depth]))
+            kw, depth = 1, kw * NARROW
+            arg = emit(op.reshape(arg, (channels, kh, kw, depth)))
         blocks = packed_weight_shape(node, graph)[0]
         outer, inner = MATRIX_BLOCK if is_matrix_packed(node, graph) else (LANES, 1)
         if channels % outer or depth % inner:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from tvm import s_tir, tirx
 from tvm.target import Target
 
+from optifx_tvm.analysis.products import LANES
 from optifx_tvm.device import DeviceSpec
-from optifx_tvm.schedules.packing import LANES
 from optifx_tvm.schedules.tile_program import SLACK, Nest, TileProgram
 
 

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.ir import TensorLoad
 from tvm.sym import Analyzer
 
-from optifx_tvm.schedules.shared_memory import keep_tiles_apart, pitch_of
+from optifx_tvm.analysis.placement import pitch_rule
+from optifx_tvm.analysis.warp_split import RESULT_PITCH
+from optifx_tvm.schedules.shared_memory import keep_tiles_apart
 from optifx_tvm.schedules.tile_program import Nest, TileProgram
 
 VECTOR = 4
@@ -50,7 +53,7 @@ def default_config(program: TileProgram) -> SimtConfig:
         jobs = max(_jobs(nest, columns) for nest in program.nests)
         if jobs >= 128:
             break
-    if program.warps:
+    if program.clocks:
         return SimtConfig(program.warps * WARP, columns)
     threads = min(256, max(WARP, -(-jobs // WARP) * WARP))
     return SimtConfig(threads, columns)
@@ -71,15 +74,16 @@ def schedule_simt(
     for nest in program.nests:
         store = sch.get_sblock(nest.block)
         if nest.kind == "product":
-            # Two channels a lane: the rows of a warp's store fall into different banks.
-            sch.storage_align(store, 0, -2, WARP, 8)
+            sch.storage_align(store, 0, -2, *RESULT_PITCH)
             continue
         if nest.writes_tile and tiles_in != "global":
             sch.set_scope(store, 0, tiles_in)
             buffer = sch.get(store).writes[0].source
             channels = int(buffer.ty.shape[-1])
             axis = -2 if channels >= VECTOR else -3
-            sch.storage_align(store, 0, axis, *pitch_of(channels, str(buffer.ty.dtype)))
+            sch.storage_align(
+                store, 0, axis, *pitch_rule(channels, np.dtype(str(buffer.ty.dtype)).itemsize)
+            )
         if nest.compute:
             _schedule_reduction(sch, nest, config)
         else:

@@ -23,28 +23,28 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
+from optifx_tvm.analysis.products import (
+    HALF_STEP,
+    LANES,
+    NARROW,
+    ProductShape,
+    is_narrow,
+    is_phased,
+    lanes_of,
+    padded_depth,
+    product_shape,
+)
 from optifx_tvm.analysis.region import Region, input_region
-from optifx_tvm.graph import ConvGraph, Node
+from optifx_tvm.analysis.warp_split import WarpSplit, choose_split
+from optifx_tvm.graph import Node
 from optifx_tvm.schedules.nests import Accumulated, NestEmitter
-from optifx_tvm.schedules.packing import LANES, is_matrix_packed
 from optifx_tvm.schedules.positions import At, Expr, Pos, View, i64
-from optifx_tvm.schedules.warp_split import HALF_DEPTH, WarpSplit, choose_split
 from optifx_tvm.schedules.windows import tap_position
 
 WARP = 32
 VECTOR = 4
 """Channels of a 16-byte piece of float32."""
 HALF_VECTOR = 8
-
-
-def is_matrix(group: ConvGraph, node: Node, held: int, slices: int) -> bool:
-    """Can ``node`` be computed here? ``held`` output channels per slice."""
-    if node.op != "conv2d" or node.groups != 1 or node.weight is None:
-        return False
-    if group.tensors[node.weight].dtype == "float16":
-        return is_matrix_packed(node, group) and (slices == 1 or held % HALF_VECTOR == 0)
-    depth = group.shape(node.weight)[3]
-    return depth % VECTOR == 0 and (slices == 1 or held % LANES == 0)
 
 
 @dataclass(frozen=True)
@@ -82,43 +82,42 @@ class Product:
     box: Region
 
     @cached_property
-    def half(self) -> bool:
-        """float16 on tensor cores?"""
-        return self.emitter.group.tensors[self.node.inputs[0]].dtype == "float16"
+    def shape(self) -> ProductShape:
+        """Its size."""
+        extents = self.box.rows.extent, self.box.cols.extent
+        held = self.emitter.held(self.node.name, self.full)
+        return product_shape(self.node, self.emitter.group, extents, held)
 
     @cached_property
-    def depth(self) -> int:
-        """Input channels."""
-        assert self.node.weight is not None
-        return self.emitter.group.shape(self.node.weight)[3]
+    def narrow(self) -> bool:
+        """Is a step a part of a kernel row?"""
+        return is_narrow(self.node, self.emitter.group)
 
     @cached_property
-    def step(self) -> int:
-        """Input channels of one step."""
-        return HALF_DEPTH if self.half else VECTOR
+    def phases(self) -> tuple[int, int]:
+        """Transposed convolution: output positions for each input position."""
+        return self.node.window.kernel if is_phased(self.node) else (1, 1)
 
     @cached_property
-    def total(self) -> int:
-        """Steps of the whole reduction."""
-        kh, kw = self.node.window.kernel
-        return kh * kw * -(-self.depth // self.step)
+    def padded(self) -> int:
+        """Input channels that the operand holds."""
+        return padded_depth(self.node, self.emitter.group)
 
     @cached_property
-    def channels(self) -> int:
-        """Output channels of the tile."""
-        return self.emitter.held(self.node.name, self.full)
+    def grid(self) -> tuple[int, int]:
+        """Positions of the tile by phases."""
+        tall, wide = self.phases
+        return -(-self.box.rows.extent // tall), -(-self.box.cols.extent // wide)
 
-    @cached_property
-    def positions(self) -> int:
-        """Output positions of the tile."""
-        return self.box.rows.extent * self.box.cols.extent
+    @property
+    def clocks(self) -> float:
+        """Estimate of its time in clocks of an SM."""
+        return self.split.clocks
 
     @cached_property
     def split(self) -> WarpSplit:
         """How the warps share it."""
-        return choose_split(
-            self.positions, self.channels, self.total, self.step, self.warps, self.half
-        )
+        return choose_split(self.shape, self.warps)
 
     def emit(self, block: str) -> Accumulated:
         """Emit the nest; returns what reads the result at (lead, [row, column, channel])."""
@@ -138,13 +137,18 @@ class Product:
                 lead = tuple(T.axis.spatial(i64(e), v) for e, v in outer)
                 thread = T.axis.spatial(i64(self.warps * WARP), thread)
                 self._declare(lead, result)
-                (self._half_body if self.half else self._simt_body)(lead, thread, result)
+                (self._half_body if self.shape.half else self._simt_body)(lead, thread, result)
 
         def read(lead: tuple[Expr, ...], spatial: list[Expr]) -> Expr:
-            position = spatial[0] * self.box.cols.extent + spatial[1]
+            row, col, channel = spatial
+            tall, wide = self.phases
+            if tall * wide > 1:
+                tap = tirx.floormod(row, tall) * wide + tirx.floormod(col, wide)
+                channel = channel + tap * (self.shape.columns // (tall * wide))
+                row, col = tirx.floordiv(row, tall), tirx.floordiv(col, wide)
+            position = row * self.grid[1] + col
             parts = [
-                emitter.load(result, [*lead, i64(p), position, spatial[2]])
-                for p in range(split.parts)
+                emitter.load(result, [*lead, i64(p), position, channel]) for p in range(split.parts)
             ]
             return sum(parts[1:], parts[0])
 
@@ -186,16 +190,17 @@ class Product:
     def _if_valid(self, step: Expr) -> Iterator[None]:
         """Around the arithmetic of a step that may lie behind the last one."""
         with ExitStack() as stack:
-            if self.split.parts * self.split.steps != self.total:
-                stack.enter_context(T.If(step < self.total))
+            if self.split.parts * self.split.steps != self.shape.steps:
+                stack.enter_context(T.If(step < self.shape.steps))
                 stack.enter_context(T.Then())
             yield
 
     def _tap(self, step: Expr) -> tuple[Expr, Expr, Expr]:
         """(kernel row, kernel column, step within the channels) of a step."""
-        if self.split.parts * self.split.steps != self.total:
-            step = tirx.min(step, i64(self.total - 1))
-        kw, blocks = self.node.window.kernel[1], -(-self.depth // self.step)
+        if self.split.parts * self.split.steps != self.shape.steps:
+            step = tirx.min(step, i64(self.shape.steps - 1))
+        kw = 1 if self.narrow else self.node.window.kernel[1]
+        blocks = self.shape.blocks
         tap, block = tirx.floordiv(step, blocks), tirx.floormod(step, blocks)
         return tirx.floordiv(tap, kw), tirx.floormod(tap, kw), block
 
@@ -203,22 +208,41 @@ class Product:
         self, lead: tuple[Expr, ...], position: Expr, tap: tuple[Expr, Expr, Expr], channel: Expr
     ) -> Expr:
         """The element of the input that ``position`` reads through a tap."""
-        rows, cols = self.box.rows.extent, self.box.cols.extent
+        rows, cols = self.grid
         padded = self.split.row_tiles * self.split.rows
-        if padded > self.positions:
-            position = tirx.min(position, i64(self.positions - 1))
+        if padded > self.shape.rows:
+            position = tirx.min(position, i64(self.shape.rows - 1))
         row = Pos(tirx.floordiv(position, cols), 0, rows - 1)
         col = Pos(tirx.floormod(position, cols), 0, cols - 1)
         origin = input_region(self.node, self.region)
+        if self.phases != (1, 1):
+            return self._load(At(lead, origin, row, col), channel)
         y, _, _ = tap_position(
             self.node, 0, row, self.box.rows, self.region.rows, origin.rows, tap[0]
         )
         x, _, _ = tap_position(
             self.node, 1, col, self.box.cols, self.region.cols, origin.cols, tap[1]
         )
-        at = At(lead, origin, y, x)
+        if self.narrow:
+            # ``channel`` runs on over the columns of the window.
+            last = self.shape.blocks * (HALF_STEP // NARROW) - 1
+            x = x.plus(Pos(tirx.floordiv(channel, NARROW), 0, last))
+            channel = tirx.floormod(channel, NARROW)
+        return self._load(At(lead, origin, y, x), channel)
+
+    def _load(self, at: At, channel: Expr) -> Expr:
         buffer, index = self.emitter.place(self.view, self.node.inputs[0], at, channel)
         return buffer[tuple(index)]
+
+    def _phase(self, block: Expr, lead: tuple[Expr, ...]) -> tuple[tuple[Expr, Expr], Expr]:
+        """The tap and the block of output channels of a block of columns."""
+        tall, wide = self.phases
+        count = self.shape.columns // lanes_of(self.node, self.emitter.group) // (tall * wide)
+        phase = tirx.min(tirx.floordiv(block, count), i64(tall * wide - 1))
+        block = tirx.floormod(block, count)
+        if not self.full:
+            block = block + lead[3] * count
+        return (tirx.floordiv(phase, wide), tirx.floormod(phase, wide)), block
 
     def _half_body(self, lead: tuple[Expr, ...], thread: Expr, result: Any) -> None:
         split = self.split
@@ -238,21 +262,28 @@ class Product:
                         tap = self._tap(step_of(u))
                         with T.unroll(i64(0), i64(columns)) as j:
                             block = job.column_tile * columns + j
-                            if not self.full:
-                                block = block + lead[3] * (self.channels // 8)
+                            where = tap[:2]
+                            if self.phases != (1, 1):
+                                where, block = self._phase(block, lead)
+                            elif not self.full:
+                                block = block + lead[3] * (self.shape.columns // 8)
                             block = tirx.min(block, i64(blocks - 1))
                             with T.vectorized(i64(0), i64(8)) as v:
-                                value = weight[block, tap[0], tap[1], tap[2], row, quad * 8 + v]
+                                value = weight[block, *where, tap[2], row, quad * 8 + v]
                                 T.buffer_store(b, value, [(u * columns + j) * 8 + v])
-                        channel = tap[2] * HALF_DEPTH + quad * 8
-                        if self.depth % HALF_DEPTH:
+                        channel = tap[2] * HALF_STEP + quad * 8
+                        if self.padded % HALF_STEP and not self.narrow:
                             # Their weights are zero; any finite value will do.
-                            channel = tirx.min(channel, i64(self.depth - 8))
+                            channel = tirx.min(channel, i64(self.padded - 8))
                         with T.unroll(i64(0), i64(2 * tiles)) as i:
                             position = job.row_tile * split.rows + i * 8 + row
-                            with T.vectorized(i64(0), i64(8)) as v:
-                                value = self._load_input(lead, position, tap, channel + v)
-                                T.buffer_store(loaded, value, [(u * 2 * tiles + i) * 8 + v])
+                            piece = NARROW if self.narrow else 8
+                            for first in range(0, 8, piece):
+                                with T.vectorized(i64(0), i64(piece)) as v:
+                                    at = channel + first + v
+                                    value = self._load_input(lead, position, tap, at)
+                                    to = (u * 2 * tiles + i) * 8 + first + v
+                                    T.buffer_store(loaded, value, [to])
                     with T.unroll(i64(0), i64(split.unroll)) as u, self._if_valid(step_of(u)):
                         with T.unroll(i64(0), i64(tiles)) as i:
                             # Registers of an mma: (row, low), (row + 8, low), (row, high), ...
@@ -299,6 +330,8 @@ class Product:
         weight = self.emitter.globals[self.node.weight or ""]
         blocks = int(weight.ty.shape[0])
 
+        stored = int(weight.ty.shape[3])
+
         def channel_of(column_tile: Expr, piece: Expr, lane: Expr) -> Expr:
             across = tirx.floormod(lane, split.lanes)
             return column_tile * split.columns + piece * (split.lanes * VECTOR) + across * VECTOR
@@ -312,13 +345,20 @@ class Product:
                         tap = self._tap(step_of(u))
                         for piece in range(pieces):
                             channel = channel_of(job.column_tile, i64(piece), job.lane)
-                            if not self.full:
-                                channel = channel + lead[3] * self.channels
-                            block = tirx.min(tirx.floordiv(channel, LANES), i64(blocks - 1))
+                            if not self.full and self.phases == (1, 1):
+                                channel = channel + lead[3] * self.shape.columns
+                            where = tap[:2]
+                            block = tirx.floordiv(channel, LANES)
+                            if self.phases != (1, 1):
+                                where, block = self._phase(block, lead)
+                            block = tirx.min(block, i64(blocks - 1))
                             first = tirx.floormod(channel, LANES)
                             with T.unroll(i64(0), i64(VECTOR)) as k:
                                 with T.vectorized(i64(0), i64(VECTOR)) as v:
-                                    index = [block, tap[0], tap[1], tap[2] * VECTOR + k, first + v]
+                                    depth = tap[2] * VECTOR + k
+                                    if self.padded > stored:
+                                        depth = tirx.min(depth, i64(stored - 1))
+                                    index = [block, *where, depth, first + v]
                                     to = (u * VECTOR + k) * columns + piece * VECTOR + v
                                     T.buffer_store(b, weight[tuple(index)], [to])
                         with T.unroll(i64(0), i64(rows)) as i:

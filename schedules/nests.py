@@ -14,10 +14,11 @@ from tvm.tirx.script import builder as T
 
 from optifx_tvm.analysis.channels import channel_plan
 from optifx_tvm.analysis.placement import Placement
+from optifx_tvm.analysis.products import LANES, is_product, padded_depth, weight_depth
 from optifx_tvm.analysis.region import Region, Region1D, tile_space
 from optifx_tvm.graph import ConvGraph, Node, Step
 from optifx_tvm.partition import Tile
-from optifx_tvm.schedules.packing import LANES, packed_weight_shape
+from optifx_tvm.schedules.packing import packed_weight_shape
 from optifx_tvm.schedules.positions import At, Expr, Pos, View, all_of, constant, i64
 from optifx_tvm.schedules.steps import apply_steps
 
@@ -30,6 +31,11 @@ class Product(Protocol):
 
     def emit(self, block: str) -> Accumulated:
         """Emit the nest."""
+        ...
+
+    @property
+    def clocks(self) -> float:
+        """Estimate of its time."""
         ...
 
 
@@ -90,6 +96,7 @@ class NestEmitter(Placement):
     def __init__(self, group: ConvGraph, tile: Tile, warps: int = 0) -> None:
         super().__init__(group)
         self.warps = warps
+        self.clocks = 0.0
         self.space = tile_space(group, (tile.height, tile.width))
         self.plan = channel_plan(group, tile.channel_slices)
         batch = group.shape(group.nodes[-1].name)[0]
@@ -116,9 +123,32 @@ class NestEmitter(Placement):
         channels = self.group.shape(tensor)[3]
         return channels if full else channels // self.lead_extents[3]
 
-    def tile(self, name: str, tensor: str, region: Region, full: bool) -> View:
-        """Allocate a tile buffer."""
-        channels = self.held(tensor, full)
+    def as_product(self, node: Node) -> bool:
+        """Is ``node`` computed as a product of warp tiles?"""
+        if not self.warps:
+            return False
+        full = self.plan[node.name].full
+        held = self.held(node.name, full)
+        if node.op == "conv2d_transpose":
+            region = self.space.regions[node.name]
+            for axis, stride in zip((region.rows, region.cols), node.window.strides, strict=True):
+                if axis.base % stride or axis.step % stride:
+                    return False
+        return is_product(node, self.group, held, 1 if full else self.lead_extents[3])
+
+    def padding_depth(self, node: Node) -> int:
+        """Channels by which the input of ``node`` must be padded for its product."""
+        if not self.as_product(node):
+            return 0
+        return padded_depth(node, self.group) - weight_depth(node, self.group)
+
+    def is_staged(self, node: Node) -> bool:
+        """See Placement; also where the input must be padded."""
+        return super().is_staged(node) or self.padding_depth(node) > 0
+
+    def tile(self, name: str, tensor: str, region: Region, full: bool, more: int = 0) -> View:
+        """Allocate a tile buffer, with ``more`` channels than the tensor has."""
+        channels = self.held(tensor, full) + more
         shape = (*self.lead_extents, region.rows.extent, region.cols.extent, channels)
         dtype = self.group.tensors[tensor].dtype
         buffer = T.sblock_alloc_buffer(tuple(i64(e) for e in shape), dtype)
@@ -238,7 +268,9 @@ class NestEmitter(Placement):
         whole: Accumulated | None = None
         if source.product:
             product = f"{name}_product"
-            whole = source.product(box).emit(product)
+            found = source.product(box)
+            whole = found.emit(product)
+            self.clocks += found.clocks
             extents = (box.rows.extent, box.cols.extent, channels)
             self.nests.append(Nest(product, "product", extents, False))
         for suffix, first, extent in (("", 0, main), ("_tail", main, channels - main)):
@@ -317,6 +349,22 @@ class NestEmitter(Placement):
         T.writes(target.buffer[tuple(index)])
         with T.If(condition), T.Then():
             T.buffer_store(target.buffer, value, index)
+
+    def pad_channels(self, name: str, view: View, count: int) -> None:
+        """Write zeros to the last ``count`` channels of a tile."""
+        region = view.region
+        assert region is not None
+        first = int(view.buffer.ty.shape[-1]) - count
+
+        def body(lead, spatial, _):
+            index = [*lead, *spatial[:2], spatial[2] + first]
+            T.reads()
+            T.writes(view.buffer[(*index[:-1], slice(i64(0), view.buffer.ty.shape[-1]))])
+            T.buffer_store(view.buffer, constant(0.0, view.buffer.ty.dtype), index)
+
+        extents = (region.rows.extent, region.cols.extent, count)
+        self.nest(f"{name}_channels", extents, (), body)
+        self.nests.append(Nest(f"{name}_channels", "border", extents, True))
 
     def borders(self, name: str, target: Target, box: Region, channels: int) -> None:
         """Write the padding value to the strips of the target's region around ``box``."""

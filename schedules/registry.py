@@ -6,6 +6,7 @@ from tvm import tirx
 from tvm.target import Target
 
 from optifx_tvm.analysis.footprint import GroupAnalysis
+from optifx_tvm.analysis.warp_split import WARPS
 from optifx_tvm.device import DeviceSpec
 from optifx_tvm.graph import ConvGraph
 from optifx_tvm.partition import Tile
@@ -13,9 +14,6 @@ from optifx_tvm.schedules.cpu import schedule_cpu
 from optifx_tvm.schedules.cuda_simt import BLOCK, schedule_simt
 from optifx_tvm.schedules.shared_memory import shared_bytes, smaller_tiles
 from optifx_tvm.schedules.tile_program import build_tile_program
-
-WARPS = 8
-"""Warps of a CUDA block, the default."""
 
 
 def schedule_group(group: ConvGraph, tile: Tile, target: Target) -> tirx.PrimFunc | None:
@@ -38,8 +36,10 @@ def _schedule_cuda(group: ConvGraph, tile: Tile, device: DeviceSpec) -> tirx.Pri
         # Cheap estimate first: building a program takes a hundred times as long.
         if candidate != tile and analysis.footprint(candidate).shared_bytes > device.block_bytes:
             continue
-        scheduled = schedule_simt(build_tile_program(group, candidate, outer=BLOCK, warps=WARPS))
-        if shared_bytes(scheduled) <= device.block_bytes:
-            return scheduled
+        programs = [build_tile_program(group, candidate, outer=BLOCK, warps=w) for w in WARPS]
+        for program in sorted(programs, key=lambda program: program.clocks):
+            scheduled = schedule_simt(program)
+            if shared_bytes(scheduled) <= device.block_bytes:
+                return scheduled
     program = build_tile_program(group, tile, outer=BLOCK)
     return schedule_simt(program, tiles_in="global")

@@ -11,14 +11,13 @@ from tvm import s_tir, tirx
 
 from optifx_tvm.analysis.channels import legal_slices
 from optifx_tvm.analysis.legality import tile_fault
+from optifx_tvm.analysis.placement import pitch_of
 from optifx_tvm.graph import ConvGraph
 from optifx_tvm.partition import Tile
 from optifx_tvm.schedules.tile_program import unravel
 
 OUTER = 4
 """Leading axes of a tile buffer: one tile has its own slice of them."""
-BANKS = 128
-"""Bytes of one row of the banks of shared memory."""
 ALIGNMENT = 64
 """Bytes that TVM may add to a buffer when it packs them."""
 
@@ -36,24 +35,8 @@ def shared_bytes(func: tirx.PrimFunc) -> int:
 
 def _tile_bytes(shape: list[int], dtype: str) -> int:
     *outer, channels = shape[OUTER:]
-    factor, offset = pitch_of(channels, dtype)
-    pitch = -(-(channels - offset) // factor) * factor + offset
-    return math.prod(outer) * pitch * np.dtype(dtype).itemsize + ALIGNMENT
-
-
-def pitch_of(channels: int, dtype: str) -> tuple[int, int]:
-    """The pitch of a tile's positions as (factor, offset) of elements: offset modulo factor.
-
-    Every position, at least every row, starts at a whole vector; and so does the tile that comes
-    next in shared memory, for TVM packs them without gaps. The lanes of a warp read 16 bytes each
-    of neighbouring positions, in float16 four lanes 64 bytes of one (matrix.py): such pieces of
-    different positions fall into different banks.
-    """
     size = np.dtype(dtype).itemsize
-    vector = 16 // size
-    if channels < 2 * vector:
-        return (vector, 0) if channels >= vector else (4, 0)
-    return (BANKS // size, BANKS // size // 2) if size == 2 else (2 * vector, vector)
+    return math.prod(outer) * pitch_of(channels, size) * size + ALIGNMENT
 
 
 def keep_tiles_apart(func: tirx.PrimFunc) -> tirx.PrimFunc:

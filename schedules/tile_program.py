@@ -27,12 +27,13 @@ from tvm.tirx.script import builder as T
 
 from optifx_tvm.analysis.channels import is_depthwise, passes_slice
 from optifx_tvm.analysis.placement import LOWEST
+from optifx_tvm.analysis.products import weight_depth
 from optifx_tvm.analysis.region import Region, input_region
 from optifx_tvm.graph import ConvGraph, Node, Step
 from optifx_tvm.partition import Tile
-from optifx_tvm.schedules.matrix import Product, is_matrix
+from optifx_tvm.schedules.matrix import Product
 from optifx_tvm.schedules.nests import Accumulated, Nest, NestEmitter, Source, Target
-from optifx_tvm.schedules.packing import packed_index, weight_depth
+from optifx_tvm.schedules.packing import packed_index
 from optifx_tvm.schedules.positions import At, Expr, Pos, View, all_of, i64
 from optifx_tvm.schedules.steps import apply_steps, f32
 from optifx_tvm.schedules.windows import pool_divisor, tap_position, taps
@@ -53,6 +54,8 @@ class TileProgram:
     """Iterations of the four outer loops: independent tiles."""
     warps: int = 0
     """Warps of a CUDA block, which share the dense convolutions; 0: plain nests only."""
+    clocks: float = 0.0
+    """Estimated time of one tile's products, in clocks of an SM."""
 
 
 def build_tile_program(
@@ -76,7 +79,7 @@ def build_tile_program(
             emitter.lead = unravel(g, emitter.lead_extents)
             for node in group.nodes:
                 emitter.emit(node)
-    return TileProgram(builder.get(), tuple(emitter.nests), tiles, warps)
+    return TileProgram(builder.get(), tuple(emitter.nests), tiles, warps, emitter.clocks)
 
 
 def _outer_loop(kind: str, extent: int) -> Any:
@@ -171,8 +174,7 @@ class _Emitter(NestEmitter):
         if kind == "conv" and node.groups > 1:
             kind = "depthwise" if is_depthwise(self.group, node) else "grouped"
         compute = partial(self.compute, node, view, region, full)
-        held, slices = self.held(node.name, full), self.lead_extents[3]
-        if self.warps and is_matrix(self.group, node, held, 1 if full else slices):
+        if self.as_product(node):
             product = partial(Product, self, node, view, region, full, self.warps)
             return Source(node.name, region, full, kind, value, product=product)
         return Source(node.name, region, full, kind, value, compute)
@@ -185,7 +187,7 @@ class _Emitter(NestEmitter):
         key = self.stage_key(node)
         if key in self.staged:
             return self.staged[key]
-        region, full = None, False
+        region, full, more = None, False, 0
         for other in self.readers(tensor):
             if not self.is_staged(other) or self.stage_key(other) != key:
                 continue
@@ -193,6 +195,7 @@ class _Emitter(NestEmitter):
             region = need if region is None else region.hull(need)
             sliced = passes_slice(self.group, other) and not self.plan[other.name].full
             full = full or not sliced
+            more = max(more, self.padding_depth(other))
         assert region is not None, "regions of one tensor's readers have a hull"
         if key[2] is None:
             region = self.box(tensor, region)
@@ -201,13 +204,15 @@ class _Emitter(NestEmitter):
             # A slice of the joined channels is no slice of each part: gather all of them.
             pieces, full = concat.inputs, True
         name = f"{tensor}_staged{len(self.staged)}"
-        view = self.tile(name, tensor, region, full)
+        view = self.tile(name, tensor, region, full, more)
         offset = 0
         for index, piece in enumerate(pieces):
-            target = Target(view.buffer, region, offset, key[2], len(pieces) > 1)
+            target = Target(view.buffer, region, offset, key[2], len(pieces) > 1 or more > 0)
             source = self.stage(piece, node.prologue, region, full, offset)
             self.write(f"{name}_{index}", source, target)
             offset += self.group.shape(piece)[3]
+        if more:
+            self.pad_channels(name, view, more)
         self.staged[key] = view
         return view
 

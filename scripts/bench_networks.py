@@ -21,9 +21,10 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -31,9 +32,8 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from cuda_kernels import KernelCache, constant_bytes, cuda_texts
+from gpu_builds import FAILURES, TVM_DEFAULT, Built, Case, Order, build, first_line, workers
 from gpu_timing import capture, is_lost, time_in_turns
-from measure_networks import planned_bytes
 from rich.console import Console
 from rich.table import Table
 from torch_networks import (
@@ -46,40 +46,23 @@ from torch_networks import (
     zoo_weights,
 )
 from tvm import relax
-from tvm.target import Target
 
 from optifx_tvm import zoo
-from optifx_tvm.build import pass_context
-from optifx_tvm.errors import OptiFXError
-from optifx_tvm.pipelines import pipeline
-from optifx_tvm.target import resolve_target
 
 TOLERANCE = {"float32": 1e-5, "float16": 5e-3}
 """Relative L2 error above which a result is called wrong."""
 OURS, UNFUSED = "ours", "ours-unfused"
 PLANNERS = {OURS: "search", UNFUSED: "none"}
-_FAILURES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    OptiFXError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What a contender that can't do a network may raise: it is recorded, and the others go on."""
+BUILT = {**PLANNERS, TVM_DEFAULT: TVM_DEFAULT}
+"""Contender -> planner, of those that TVM builds."""
 
 
 @dataclass(frozen=True)
-class Case:
-    """One network at one batch size and precision."""
+class Binary:
+    """An executable of ours or TVM's that a worker is building."""
 
-    network: str
-    batch: int
-    dtype: str
+    library: Path
+    built: Future[Built]
 
 
 @dataclass
@@ -106,33 +89,29 @@ def main() -> int:
     option("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
     option("--batch", nargs="+", type=int, default=[1, 8])
     option("--dtypes", nargs="+", default=list(TOLERANCE), choices=list(TOLERANCE))
-    option("--peers", nargs="*", default=list(PEERS[:3]), choices=[*PEERS, "tvm-default"])
+    option("--peers", nargs="*", default=list(PEERS[:3]), choices=[*PEERS, TVM_DEFAULT])
     option("--rounds", type=int, default=3)
     option("--seconds", type=float, default=0.3, help="timed, of one contender")
     option("--target", default=None, help="default: the GPU's arch, else sm_90")
     option("--artifacts", type=Path, default=None, help="folder of compiled kernels")
     option("--compile-only", action="store_true", help="fill --artifacts; no GPU")
-    option("--jobs", type=int, default=2, help="--compile-only: nvcc's at a time")
+    option("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="compilers")
     option("--output", type=Path, default=None, help="JSON file to write")
     args = parser.parse_args()
-    target = resolve_target(args.target or {"kind": "cuda", "arch": _arch()})
-    # nvcc compiles a network's kernels one after the other unless told otherwise.
+    args.target = args.target or json.dumps({"kind": "cuda", "arch": _arch()})
+    # nvcc compiles the kernels of a source one after the other unless told otherwise.
     os.environ.setdefault("NVCC_APPEND_FLAGS", "--split-compile=0")
-    kernels = KernelCache(args.artifacts, target)
-    kernels.install()
     cases = [Case(n, b, d) for n in args.networks for d in args.dtypes for b in args.batch]
     if args.compile_only:
         if args.artifacts is None:
             parser.error("--compile-only needs --artifacts DIR")
-        return compile_only(cases, target, kernels, args.jobs)
+        return compile_only(cases, args)
     if missing := missing_packages(args.networks):
         parser.error(f"these packages are needed and missing: {', '.join(missing)} (pip install)")
     torch = importlib.import_module("torch")
     if not (torch.cuda.is_available() and tvm.cuda(0).exist):
         parser.error("no GPU found by torch and TVM; without one only --compile-only works")
-    status = run(cases, target, args, torch)
-    print(f"nvcc: {kernels.missed} run, {kernels.found} spared", file=sys.stderr)
-    return status
+    return run(cases, args, torch)
 
 
 def _arch() -> str:
@@ -140,67 +119,63 @@ def _arch() -> str:
     return f"sm_{gpu.compute_version.replace('.', '')}" if gpu.exist else "sm_90"
 
 
-def compile_only(cases: list[Case], target: Target, kernels: KernelCache, jobs: int) -> int:
-    """Compile the kernels of every case; 1 if nvcc refused one."""
+def compile_only(cases: list[Case], args: argparse.Namespace) -> int:
+    """Compile the kernels of every case; 1 if one failed."""
     failed = 0
-    with ThreadPoolExecutor(jobs) as pool:
-        waiting = []
-        for case in cases:
-            for planner in PLANNERS.values():
-                texts = cuda_texts(build_ours(case, target, planner)[0])
-                waiting += [(case, planner, pool.submit(kernels.compile, text)) for text in texts]
-        for case, planner, future in waiting:
-            error = future.exception()
-            failed += error is not None
-            result = f"FAILED: {_line(error)}" if error else f"{len(future.result()) / 1e6:.1f} MB"
-            print(f"{case.network} {case.dtype} b{case.batch} {planner}: {result}", flush=True)
+    with workers(args.jobs) as pool:
+        waiting = [
+            (case, name, pool.submit(build, Order(case, BUILT[name], args.target, args.artifacts)))
+            for case in cases
+            for name in _built_names(args)
+        ]
+        for case, name, future in waiting:
+            built = future.result()
+            failed += bool(built.error)
+            result = built.error or f"{built.seconds:.0f} s, nvcc run {built.nvcc_runs} times"
+            print(f"{case.network} {case.dtype} batch {case.batch} {name}: {result}", flush=True)
     return 1 if failed else 0
 
 
-def build_ours(case: Case, target: Target, planner: str) -> tuple[relax.VMExecutable, int]:
-    """Our executable, without a CUDA graph of its own, and the bytes of its memory."""
-    module = zoo.build(case.network, batch=case.batch)
-    dtype = None if case.dtype == "float32" else case.dtype
-    own_graph = {"relax.backend.use_cuda_graph": False}
-    with tvm.transform.PassContext(config=own_graph), pass_context(target), target:
-        lowered = pipeline(target, dtype=dtype, planner=planner)(module)
-        executable = tvm.compile(lowered, target, relax_pipeline=None)
-    return executable, planned_bytes(lowered) + constant_bytes(lowered)
+def _built_names(args: argparse.Namespace) -> list[str]:
+    return [name for name in BUILT if name in PLANNERS or name in args.peers]
 
 
-def build_default(case: Case, target: Target) -> tuple[relax.VMExecutable, int]:
-    """The same by TVM's default pipeline; in float16 all of it, accumulators too."""
-    module = zoo.build(case.network, batch=case.batch, dtype=case.dtype)
-    with tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": False}), target:
-        lowered = relax.get_default_pipeline(target)(module)
-        executable = tvm.compile(lowered, target, relax_pipeline=None)
-    return executable, planned_bytes(lowered) + constant_bytes(lowered)
-
-
-def run(cases: list[Case], target: Target, args: argparse.Namespace, torch: Any) -> int:
-    """Measure every case; 1 if one of our results is wrong or missing."""
+def run(cases: list[Case], args: argparse.Namespace, torch: Any) -> int:
+    """Measure every case, while workers build for the next ones; 1 if one of our results is wrong
+    or missing."""
     torch.backends.cudnn.benchmark = True
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    record = {**machine(target, torch), "rows": [], "geometric_means": {}}
+    record = {**machine(args.target, torch), "rows": [], "geometric_means": {}}
     modules: dict[str, Any] = {}
-    for case in cases:
-        if case.network not in modules:
-            modules = {case.network: torch_network(case.network, zoo_weights(case.network))}
-        row = measure(case, modules[case.network], target, args, torch)
-        record["rows"].append(row)
-        record["geometric_means"] = means(record["rows"])
-        print(json.dumps(row), file=sys.stderr, flush=True)
-        if args.output:
-            args.output.write_text(json.dumps(record, indent=1))
-        if row.get("lost"):
-            print("the GPU can't be used any more by this process: giving up", file=sys.stderr)
-            break
+    with (
+        tempfile.TemporaryDirectory(prefix="bench_networks_") as folder,
+        workers(args.jobs) as pool,
+    ):
+        binaries: dict[tuple[Case, str], Binary] = {}
+        for case in cases:
+            for name in _built_names(args):
+                library = Path(folder, f"{len(binaries)}.so")
+                order = Order(case, BUILT[name], args.target, args.artifacts, library)
+                binaries[case, name] = Binary(library, pool.submit(build, order))
+        for case in cases:
+            if case.network not in modules:
+                modules = {case.network: torch_network(case.network, zoo_weights(case.network))}
+            row = measure(case, modules[case.network], binaries, args, torch)
+            record["rows"].append(row)
+            record["geometric_means"] = means(record["rows"])
+            print(json.dumps(row), file=sys.stderr, flush=True)
+            if args.output:
+                args.output.write_text(json.dumps(record, indent=1))
+            if row.get("lost"):
+                print("this process has lost the GPU: giving up", file=sys.stderr)
+                pool.shutdown(cancel_futures=True)
+                break
     report(record["rows"], record["geometric_means"])
-    right = all(row["contenders"][name].get("right") for row in record["rows"] for name in PLANNERS)
-    return 0 if right else 1
+    results = [row["contenders"].get(name, {}) for row in record["rows"] for name in PLANNERS]
+    return 0 if all(result.get("right") for result in results) else 1
 
 
-def machine(target: Target, torch: Any) -> dict:
+def machine(target: str, torch: Any) -> dict:
     """What a figure depends on."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     versions = {"tvm": tvm.__version__, "torch": torch.__version__, "cuda": torch.version.cuda}
@@ -209,12 +184,18 @@ def machine(target: Target, torch: Any) -> dict:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(["python", *sys.argv]),
         "gpu_driver": subprocess.run(query, capture_output=True, text=True).stdout.splitlines()[0],
-        "target": str(target),
+        "target": target,
         "versions": versions,
     }
 
 
-def measure(case: Case, module: Any, target: Target, args: argparse.Namespace, torch: Any) -> dict:
+def measure(
+    case: Case,
+    module: Any,
+    binaries: dict[tuple[Case, str], Binary],
+    args: argparse.Namespace,
+    torch: Any,
+) -> dict:
     """Build the contenders of one case, check their outputs, time them in turns."""
     forget_compiled(args.peers)
     torch.manual_seed(0)
@@ -229,13 +210,20 @@ def measure(case: Case, module: Any, target: Target, args: argparse.Namespace, t
     for name in (*PLANNERS, *args.peers):
         start = time.perf_counter()
         results[name] = {}
+        binary = binaries.get((case, name))
         try:
-            contender = make(name, case, module, data, target, torch)
-            results[name]["build_s"] = round(time.perf_counter() - start, 1)
+            if binary is None:
+                contender = make_peer(name, module, data.to(getattr(torch, case.dtype)), torch)
+                results[name]["build_s"] = round(time.perf_counter() - start, 1)
+            else:
+                half = name == TVM_DEFAULT and case.dtype == "float16"
+                contender = make_built(binary, data.half() if half else data.clone(), torch)
+                results[name]["build_s"] = round(binary.built.result().seconds, 1)
+                results[name]["nvcc_runs"] = binary.built.result().nvcc_runs
             results[name] |= check(contender, data, expected, TOLERANCE[case.dtype], torch)
             contenders[name] = contender
-        except _FAILURES as error:
-            results[name]["error"] = _line(error)
+        except FAILURES as error:
+            results[name]["error"] = first_line(error)
             if is_lost(torch):
                 return {**row, "contenders": results, "lost": True}
     replays = {name: contender.replay for name, contender in contenders.items()}
@@ -245,26 +233,25 @@ def measure(case: Case, module: Any, target: Target, args: argparse.Namespace, t
     return {**row, "contenders": results, **ratios(results)}
 
 
-def make(name: str, case: Case, module: Any, data: Any, target: Target, torch: Any) -> Contender:
-    """Build and capture one contender; ``data`` is float32, NCHW, on the GPU."""
-    half = case.dtype == "float16"
-    if name in PEERS:
-        call, read, size = torch_call(name, module, data.half() if half else data)
-        owners: tuple[Any, ...] = (call,)
-    else:
-        default = name == "tvm-default"
-        executable, size = (
-            build_default(case, target) if default else build_ours(case, target, PLANNERS[name])
-        )
-        machine = relax.VirtualMachine(executable, tvm.cuda(0))
-        read = data.half() if default and half else data.clone()
-        main, shared = machine["main"], tvm.runtime.from_dlpack(read)
-        call, owners = (lambda: main(shared)), (machine, shared)
+def make_peer(name: str, module: Any, data: Any, torch: Any) -> Contender:
+    """Capture a way of torch; ``data``: NCHW, on the GPU, of the precision to compute in."""
+    call, read, size = torch_call(name, module, data)
     graph, output, peak = capture(call, torch)
-    view = output if isinstance(output, torch.Tensor) else torch.from_dlpack(output)
-    # TVM's own allocations are planned, not seen by torch; the others' are the other way round.
-    memory = size + read.nbytes + (peak if name in PEERS else 0)
-    return Contender(graph.replay, read, view, memory, (*owners, graph, output))
+    return Contender(graph.replay, read, output, size + read.nbytes + peak, (call, graph))
+
+
+def make_built(binary: Binary, data: Any, torch: Any) -> Contender:
+    """Load and capture what a worker has built; ``data``: its input, which it goes on reading."""
+    built = binary.built.result()
+    if built.error:
+        raise RuntimeError(built.error)
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(binary.library)), tvm.cuda(0))
+    main, shared = machine["main"], tvm.runtime.from_dlpack(data)
+    graph, output, _ = capture(lambda: main(shared), torch)
+    # TVM's allocations are not torch's: they are known from its plan.
+    memory = built.memory_bytes + data.nbytes
+    owners = (machine, shared, graph, output)
+    return Contender(graph.replay, data, torch.from_dlpack(output), memory, owners)
 
 
 def check(contender: Contender, data: Any, expected: Any, tolerance: float, torch: Any) -> dict:
@@ -279,12 +266,6 @@ def check(contender: Contender, data: Any, expected: Any, tolerance: float, torc
         found = contender.output.double().cpu().reshape(expected.shape)
         error = float(torch.linalg.norm(found - expected) / torch.linalg.norm(expected))
     return {"relative_error": error, "right": error < tolerance}
-
-
-def _line(error: BaseException) -> str:
-    """The first line that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:200]
 
 
 def ratios(results: dict[str, dict]) -> dict:

@@ -18,16 +18,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from optifx_tvm.analysis.channels import ChannelRange, channel_plan, is_depthwise, passes_slice
-from optifx_tvm.analysis.placement import Placement, StageKey
+from optifx_tvm.analysis.placement import Placement, StageKey, pitch_of
+from optifx_tvm.analysis.products import ProductShape, is_phased, is_product, product_shape
 from optifx_tvm.analysis.region import Region1D, TileSpace, input_region, tile_space
+from optifx_tvm.analysis.warp_split import WARPS, choose_split
 from optifx_tvm.device import DeviceSpec
 from optifx_tvm.graph import ConvGraph, Node, Step
 from optifx_tvm.partition import Tile
 
 CHANNEL_PITCH = 16
 """Channels of an on-chip buffer are rounded up to this, unless there are fewer."""
-STAGING_BYTES = 16 * 1024
-"""Shared memory of a GPU block that its schedule needs besides the buffers (weights, fragments)."""
+STAGING_BYTES = 2 * 1024
+"""Shared memory of a GPU block that may be lost between its buffers."""
 REUSE = 64
 """Output channels for which a value read from on-chip memory is kept in registers."""
 _HEAVY = ("sigmoid", "tanh", "exp", "erf", "sqrt", "rsqrt", "log", "power", "divide")
@@ -48,6 +50,8 @@ class Stage(NamedTuple):
     """Of the operator, prologue and epilogue."""
     weight_bytes: int
     """Parameters that the block reads for it."""
+    product: ProductShape | None
+    """GPU: the product of warp tiles that computes it."""
 
 
 @dataclass(frozen=True)
@@ -159,12 +163,19 @@ class GroupAnalysis:
         blocks = self.batch * rows * cols * tile.channel_slices
 
         stages, onchip = [], 0
+        results = {}
         for work in self.work:
             channels, positions = plan[work.node].extent, area[work.node]
             elements = positions * channels
             sources = area.get(work.source, positions) * plan[work.source].extent
             reuse = REUSE if work.kind == "matrix" else 1
             onchip += elements * work.depth // reuse * self.item[work.source]
+            product = None
+            if self.device.kind == "gpu" and work.kind == "matrix":
+                product = self._product(work.node, positions, channels, tile.channel_slices)
+                if product:
+                    split = choose_split(product, WARPS[0])
+                    results[f"{work.node}.product"] = split.result_bytes
             stages.append(
                 Stage(
                     node=work.node,
@@ -174,6 +185,7 @@ class GroupAnalysis:
                     depth=work.depth,
                     flops=elements * work.per_element + sources * work.per_source,
                     weight_bytes=work.param_bytes * channels // group.shape(work.node)[-1],
+                    product=product,
                 )
             )
         buffers = {
@@ -187,6 +199,7 @@ class GroupAnalysis:
             size = self._bytes(copy.tensor, positions, channels)
             buffers[f"{copy.tensor}->{copy.readers[0].name}"] = size
         onchip += sum(buffers.values())
+        buffers |= results
         inputs = {
             t: positions * plan[t].extent * self.item[t] for t, positions in geometry.inputs.items()
         }
@@ -245,9 +258,22 @@ class GroupAnalysis:
         return self._plans[slices]
 
     def _bytes(self, tensor: str, positions: int, channels: int) -> int:
-        if channels > CHANNEL_PITCH:
+        if self.device.kind == "gpu":
+            channels = pitch_of(channels, self.item[tensor])
+        elif channels > CHANNEL_PITCH:
             channels = -(-channels // CHANNEL_PITCH) * CHANNEL_PITCH
         return positions * channels * self.item[tensor]
+
+    def _product(
+        self, name: str, positions: int, channels: int, slices: int
+    ) -> ProductShape | None:
+        """The product of one tile of a convolution, None if it can't be one."""
+        node, group = self.group.by_name[name], self.group
+        sliced = slices if channels < group.shape(name)[3] else 1
+        if not is_product(node, group, channels, sliced):
+            return None
+        tall = node.window.kernel[0] if is_phased(node) else 1
+        return product_shape(node, group, (tall, -(-positions // tall)), channels)
 
     def _staged(self) -> list[_Copy]:
         """The staged copies: readers with the same prologue and padding value share one."""

@@ -36,6 +36,33 @@ def needs_padding(node: Node, group: ConvGraph) -> bool:
     return False
 
 
+BANKS = 128
+"""Bytes of one row of the banks of a GPU's shared memory."""
+
+
+def pitch_rule(channels: int, itemsize: int) -> tuple[int, int]:
+    """The pitch of the positions of a tile in shared memory, as (factor, offset) in elements: it is
+    offset modulo factor.
+
+    Every position, at least every row, starts at a whole vector; and so does the tile that comes
+    next, for TVM packs them without gaps. The lanes of a warp read 16 bytes each of neighbouring
+    positions, in float16 four lanes 64 bytes of one (schedules/matrix.py): such pieces of different
+    positions fall into different banks.
+    """
+    vector = 16 // itemsize
+    if channels < 2 * vector:
+        return (vector, 0) if channels >= vector else (4, 0)
+    if itemsize == 2:
+        return BANKS // itemsize, BANKS // itemsize // 2
+    return 2 * vector, vector
+
+
+def pitch_of(channels: int, itemsize: int) -> int:
+    """The least pitch by ``pitch_rule`` that holds ``channels``."""
+    factor, offset = pitch_rule(channels, itemsize)
+    return -(-(channels - offset) // factor) * factor + offset
+
+
 class Placement:
     """Decisions about the tensors of one group."""
 

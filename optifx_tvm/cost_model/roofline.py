@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 
 from optifx_tvm.analysis.footprint import Footprint, GroupAnalysis, Stage
+from optifx_tvm.analysis.warp_split import WARPS, choose_split
 from optifx_tvm.device import DeviceSpec
 from optifx_tvm.graph import ConvGraph
 from optifx_tvm.partition import Tile
@@ -15,17 +16,18 @@ EXPOSED = {"gpu": 0.3, "cpu": 0.8}
 nests of a tile run one after the other, so that little is hidden."""
 LANES = 16
 """Channels that a register block of a stage covers; a rest costs as much as a whole one."""
-GPU_EFFICIENCY = {"matrix": 0.6, "depthwise": 0.2, "pool": 0.2, "copy": 0.2}
+PLAIN = 0.05
+"""GPU: reached share of the float32 peak by dense convolutions that can't be products."""
+GPU_EFFICIENCY = {"matrix": PLAIN, "depthwise": 0.2, "pool": 0.2, "copy": 0.2}
 CPU_EFFICIENCY = {"matrix": 0.75, "depthwise": 0.5, "pool": 0.2, "copy": 0.15}
-TENSOR_CORE_EFFICIENCY = 0.45
 """Reached share of the peak by kind of stage: of the float32 peak, except that dense float16
 convolutions of a GPU run on its tensor cores."""
 SHARED_CACHE = 1.01
 """CPU: factor on the arithmetic of several stages in one kernel, whose weights and tiles evict each
 other from L1 (measured: 0 to 3 percent)."""
-STAGE_US = 0.6
-"""GPU: latency of one stage of a block (barrier, first weights from L2)."""
-BLOCK_US = 0.7
+STAGE_US = 0.5
+"""GPU: latency of one stage of a block (barriers, sums, epilogue)."""
+BLOCK_US = 0.5
 """GPU: latency of a block before its first stage (first activations from L2)."""
 RESIDENT = 4
 """GPU: most blocks of one SM that hide each other's latency."""
@@ -80,12 +82,14 @@ class RooflineCostModel:
         device, seconds = self.device, 0.0
         gpu = device.kind == "gpu"
         for stage in stages:
+            if stage.product:
+                clocks = min(choose_split(stage.product, warps).clocks for warps in WARPS)
+                seconds += clocks / device.clock
+                continue
             rate = device.fp32_flops * (GPU_EFFICIENCY if gpu else CPU_EFFICIENCY)[stage.kind]
             padded = -(-stage.channels // LANES) * LANES / stage.channels
-            if stage.kind == "matrix" and half:
-                rate = device.fp16_flops * (TENSOR_CORE_EFFICIENCY if gpu else 1.0)
-            if stage.kind == "matrix" and gpu:
-                padded *= -(-stage.positions // 16) * 16 / stage.positions
+            if stage.kind == "matrix" and half and not gpu:
+                rate = device.fp16_flops
             seconds += stage.flops * padded * device.units / rate
         return seconds
 

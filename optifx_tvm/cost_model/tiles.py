@@ -16,7 +16,7 @@ from optifx_tvm.partition import Rejected, Tile
 CPU_HEIGHTS = (1, 2, 3, 4, 7, 8, 14, 16, 28, 56)
 GPU_HEIGHTS = (1, 2, 4, 7, 8, 14)
 GPU_WIDTHS = (7, 8, 14, 16, 28, 56)
-GPU_POSITIONS = (24, 512)
+GPU_POSITIONS = (12, 512)
 """Fewest and most positions of a tile that are worth trying (fewer only if the image is small)."""
 LIKELY = 2
 """Numbers of channel slices tried for every tile size."""
@@ -39,6 +39,8 @@ def tile_candidates(group: ConvGraph, device: DeviceSpec) -> Iterator[tuple[Tile
         tiles = batch * -(-height // rows) * -(-width // cols)
         first = next((i for i, s in enumerate(slices) if tiles * s >= wanted), len(slices) - 1)
         counts = (slices[first], 1, *slices[max(first - 1, 0) : first + 2])
+        if device.kind == "gpu":  # nearly one wave is better than hardly two
+            counts = (slices[max(first - 1, 0)], *counts)
         yield tuple(Tile(rows, cols, count) for count in dict.fromkeys(counts))
 
 

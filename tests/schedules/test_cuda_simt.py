@@ -14,9 +14,9 @@ from tests.support.kernel_runs import TOLERANCE, error, feed_and_reference, kern
 CUDA = Target({"kind": "cuda", "arch": "sm_87"}, host="llvm")
 
 
-def _emulated(name: str, *, storage_rewrite: bool = False) -> EmulatedKernel:
+def _emulated(name: str, *, warps: int = 0, storage_rewrite: bool = False) -> EmulatedKernel:
     case = build_case(name)
-    program = build_tile_program(case.graph, case.tile, outer="blockIdx.x")
+    program = build_tile_program(case.graph, case.tile, outer="blockIdx.x", warps=warps)
     return EmulatedKernel(schedule_simt(program), CUDA, storage_rewrite=storage_rewrite)
 
 
@@ -32,6 +32,11 @@ def _check(name: str, kernel: EmulatedKernel, orders: tuple[str, ...] = ORDERS) 
 @pytest.mark.parametrize("name", case_names())
 def test_agrees_with_the_reference_in_every_thread_order(name: str) -> None:
     _check(name, _emulated(name))
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_products_agree_with_the_reference_in_every_thread_order(name: str) -> None:
+    _check(name, _emulated(name, warps=3))
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
-HALF_DEPTH = 32
-"""Input channels of one step of a float16 product: two mma.m16n8k16."""
+from optifx_tvm.analysis.products import ProductShape
+
+WARPS = (16, 8)
+"""Warps of a block to choose from."""
+RESULT_PITCH = (32, 8)
+"""(factor, offset) of the pitch of a result, two columns a lane: its rows fall into different
+banks."""
 _L2_BYTES = 40
 """Bytes from L2 that one SM gets in a clock when all SMs ask."""
 _L2_LATENCY = 700
 """Clocks from a load of weights to its use, the arithmetic of the step included."""
 _EXPOSED = 0.4
 """Share of the terms that do not bind which is not hidden."""
-_FRAGMENT_REGISTERS = 96
-"""Registers of a thread for the operands that are under way."""
-_ACCUMULATORS = 64
-"""Most accumulators of a thread."""
+_REGISTERS = 65536
+"""Of an SM."""
+_OTHER_REGISTERS = 40
+"""Registers of a thread that hold neither operands nor accumulators."""
+_PARTS = (1, 2, 3, 4, 6, 8, 9, 12, 16)
+"""Parts of the reduction to try."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,15 @@ class WarpSplit:
     """Steps whose loads are issued together; divides ``steps`` rounded up."""
     lanes: int
     """SIMT: threads of a warp along channels (the others are along positions)."""
+    clocks: float
+    """The estimate."""
+
+    @property
+    def result_bytes(self) -> int:
+        """Shared memory for the parts of the result (float32, rows padded by up to 32 columns)."""
+        columns = self.column_tiles * self.columns
+        pitch = -(-(columns - RESULT_PITCH[1]) // RESULT_PITCH[0]) * RESULT_PITCH[0]
+        return 4 * self.parts * self.row_tiles * self.rows * (pitch + RESULT_PITCH[1])
 
     @property
     def jobs(self) -> int:
@@ -50,17 +67,19 @@ class WarpSplit:
         return self.row_tiles * self.column_tiles * self.parts
 
 
-def choose_split(
-    positions: int, channels: int, steps: int, depth: int, warps: int, half: bool
-) -> WarpSplit:
-    """The split with the least estimate; ``depth`` is the input channels of a step."""
-    tiles = _half_tiles() if half else _simt_tiles(depth)
+@cache
+def choose_split(shape: ProductShape, warps: int) -> WarpSplit:
+    """The split among the warps of a block with the least estimate."""
+    registers = _REGISTERS // (warps * 32) - _OTHER_REGISTERS
+    tiles = _half_tiles() if shape.half else _simt_tiles(shape.depth)
     options = [
-        _option(positions, channels, steps, depth, warps, half, tile, parts)
+        _option(shape, warps, tile, parts, registers)
         for tile in tiles
-        for parts in range(1, min(warps, steps) + 1)
+        if tile.accumulators + tile.operands <= registers
+        for parts in _PARTS
+        if parts <= min(warps, shape.steps)
     ]
-    return min(options, key=lambda option: option[0])[1]
+    return min(options, key=lambda split: split.clocks)
 
 
 @dataclass(frozen=True)
@@ -74,13 +93,13 @@ class _Tile:
     arithmetic: float
     loads: float
     operands: int
+    accumulators: int
 
 
 def _half_tiles() -> Iterator[_Tile]:
     for i in (1, 2, 4):
         for j in (1, 2, 4, 8):
-            if 4 * i * j <= _ACCUMULATORS:
-                yield _Tile(16 * i, 8 * j, 4, 3.2 * i * j, 8.0 * i + 4.0 * j, 8 * i + 4 * j)
+            yield _Tile(16 * i, 8 * j, 4, 3.2 * i * j, 8.0 * i + 4.0 * j, 8 * i + 4 * j, 4 * i * j)
 
 
 def _simt_tiles(depth: int) -> Iterator[_Tile]:
@@ -88,32 +107,20 @@ def _simt_tiles(depth: int) -> Iterator[_Tile]:
                         (16, 8, 4), (16, 4, 4)):  # fmt: skip
         rows, columns = 32 // lanes * m, lanes * n
         loads = 2.0 * m + 2.0 * depth * n / 4
-        yield _Tile(rows, columns, lanes, depth * m * n / 4, loads, depth * (m + n))
+        yield _Tile(rows, columns, lanes, depth * m * n / 4, loads, depth * (m + n), m * n)
 
 
-def _option(
-    positions: int,
-    channels: int,
-    steps: int,
-    depth: int,
-    warps: int,
-    half: bool,
-    tile: _Tile,
-    parts: int,
-) -> tuple[float, WarpSplit]:
-    row_tiles, column_tiles = -(-positions // tile.rows), -(-channels // tile.columns)
-    chunk = -(-steps // parts)
-    most = max(1, min(8, chunk, _FRAGMENT_REGISTERS // tile.operands))
+def _option(shape: ProductShape, warps: int, tile: _Tile, parts: int, registers: int) -> WarpSplit:
+    row_tiles, column_tiles = -(-shape.rows // tile.rows), -(-shape.columns // tile.columns)
+    chunk = -(-shape.steps // parts)
+    most = max(1, min(8, chunk, (registers - tile.accumulators) // tile.operands))
     rounds = -(-chunk // most)
     unroll = -(-chunk // rounds)
     chunk = rounds * unroll
-    split = WarpSplit(
-        tile.rows, tile.columns, row_tiles, column_tiles, parts, chunk, unroll, tile.lanes
-    )
-    turns = -(-split.jobs // warps)
+    turns = -(-row_tiles * column_tiles * parts // warps)
     # The last turn takes as long as a full one: idle warps do not help.
     issued = turns * warps * chunk
-    weights = column_tiles * tile.columns * steps * depth * (2 if half else 4)
+    weights = column_tiles * tile.columns * shape.steps * shape.depth * (2 if shape.half else 4)
     terms = (
         issued * tile.arithmetic,
         issued * tile.loads,
@@ -122,4 +129,7 @@ def _option(
     )
     sums = 8 * row_tiles * tile.rows * column_tiles * tile.columns * parts / 100
     longest = max(terms)
-    return longest + _EXPOSED * (sum(terms) - longest) + sums, split
+    clocks = longest + _EXPOSED * (sum(terms) - longest) + sums
+    return WarpSplit(
+        tile.rows, tile.columns, row_tiles, column_tiles, parts, chunk, unroll, tile.lanes, clocks
+    )
