@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.ir import TensorLoad
+from tvm.ir import Call, TensorLoad
 from tvm.sym import Analyzer
 
 from optifx_tvm.analysis.placement import pitch_rule
@@ -31,6 +31,8 @@ VECTOR = 4
 WARP = 32
 MAX_TAPS = 25
 """Taps of a depthwise or pooling window that are unrolled."""
+MAX_TURNS = 16
+"""Turns of a thread in one nest that are unrolled."""
 BLOCK = "blockIdx.x"
 """What the builder has bound the outer loop to."""
 CHANNEL = 6
@@ -88,7 +90,8 @@ def schedule_simt(
             _schedule_reduction(sch, nest, config)
         else:
             row, col, channel = sch.get_loops(store)[1:]
-            outer, _ = _split_channels(sch, channel, [store])
+            widths = (2 * VECTOR, VECTOR) if _is_copy(sch.get(store)) else (VECTOR,)
+            outer, _ = _split_channels(sch, channel, [store], widths)
             _deal_out(sch, [row, col, outer], config.threads)
     (func,) = (f for _, f in sch.mod.functions_items())
     return _one_kernel_per_nest(func) if tiles_in == "global" else keep_tiles_apart(func)
@@ -114,21 +117,28 @@ def _one_kernel_per_nest(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, divide)))
 
 
-def _split_channels(sch: s_tir.Schedule, loop, blocks: list):
-    """Split a channel loop into (outer, lanes); vector accesses where all of ``blocks`` can."""
+def _split_channels(sch: s_tir.Schedule, loop, blocks: list, widths: tuple[int, ...] = (VECTOR,)):
+    """Split a channel loop into (outer, lanes) by the first of ``widths`` for which all of
+    ``blocks`` can have vector accesses; by the last one if none can, without them."""
     extent = int(sch.get(loop).extent)
-    width = VECTOR if extent % VECTOR == 0 else 1
+    for width in widths:
+        if extent % width == 0 and all(_is_aligned(sch.get(b), width) for b in blocks):
+            outer, inner = sch.split(loop, [None, width])
+            sch.vectorize(inner)
+            return outer, inner
+    width = widths[-1] if extent % widths[-1] == 0 else 1
     outer, inner = sch.split(loop, [None, width])
-    _vectorize_or_unroll(sch, inner, all(_is_aligned(sch.get(b)) for b in blocks))
+    if width > 1:
+        sch.unroll(inner)
     return outer, inner
 
 
-def _is_aligned(block) -> bool:
-    """Are all accesses of VECTOR channels from a multiple of VECTOR on naturally aligned, which
-    a GPU demands? Not so where the pitch of an input or output or the offset of a concat's slice
-    is odd (tiles have aligned pitches)."""
+def _is_aligned(block, width: int) -> bool:
+    """Are all accesses of ``width`` channels from a multiple of ``width`` on naturally aligned,
+    which a GPU demands? Not so where the pitch of an input or output or the offset of a concat's
+    slice is odd (tiles have aligned pitches)."""
     channel = block.iter_vars[CHANNEL].var
-    vector = tirx.Var("vector", "int64") * VECTOR
+    vector = tirx.Var("vector", "int64") * width
     first = (tirx.Var, lambda var: vector if var.same_as(channel) else var)
     analyzer = Analyzer()
     aligned = True
@@ -143,25 +153,32 @@ def _is_aligned(block) -> bool:
         buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
         is_param = buffer.ty.storage_scope == "global"
         pitch = int(buffer.ty.shape[-1]) if outer and is_param else 0
-        aligned &= not (pitch % VECTOR or found.coeff % VECTOR or found.base % VECTOR)
+        aligned &= not (pitch % width or found.coeff % width or found.base % width)
 
     tvm_ffi.structural_walk(block.body, ((TensorLoad, tirx.BufferStore), visit))
     return aligned
 
 
-def _vectorize_or_unroll(sch: s_tir.Schedule, loop, vectorize: bool) -> None:
-    if int(sch.get(loop).extent) == 1:
-        return
-    if vectorize:
-        sch.vectorize(loop)
-    else:
-        sch.unroll(loop)
+def _is_copy(block) -> bool:
+    """Does the block move float16 values as they are, so that vectors of 8 need no arithmetic?"""
+    store = block.body
+    while not isinstance(store, tirx.BufferStore):
+        store = getattr(store, "then_case", None)
+        if store is None:
+            return False
+    value = store.value
+    if isinstance(value, Call) and value.op.name == "prim.if_then_else":
+        value = value.args[1]
+    plain = isinstance(value, (TensorLoad, tirx.FloatImm))
+    return plain and str(store.buffer.ty.dtype) == "float16"
 
 
 def _deal_out(sch: s_tir.Schedule, loops: list, threads: int) -> None:
     job = sch.fuse(*loops)
-    _, thread = sch.split(job, [None, threads])
+    turns, thread = sch.split(job, [None, threads])
     sch.bind(thread, "threadIdx.x")
+    if 1 < int(sch.get(turns).extent) <= MAX_TURNS:
+        sch.unroll(turns)  # the loads of all turns are under way together
 
 
 def _schedule_reduction(sch: s_tir.Schedule, nest: Nest, config: SimtConfig) -> None:
@@ -181,8 +198,11 @@ def _schedule_reduction(sch: s_tir.Schedule, nest: Nest, config: SimtConfig) -> 
     sch.reorder(*reduction, compute_row, compute_col, compute_channel)
     sch.unroll(compute_col)
     # Lanes of a grouped convolution may read different input channels, which is no vector load.
-    vectorize = nest.kind != "grouped" and _is_aligned(sch.get(compute))
-    _vectorize_or_unroll(sch, compute_channel, vectorize)
+    lanes = int(sch.get(compute_channel).extent)
+    if lanes > 1 and nest.kind != "grouped" and _is_aligned(sch.get(compute), lanes):
+        sch.vectorize(compute_channel)
+    elif lanes > 1:
+        sch.unroll(compute_channel)
     # Phase 3; only then split off the initialisation: bind refuses an accumulator with two writers
     _deal_out(sch, [row, col_outer, outer], config.threads)
     sch.decompose_reduction(compute, reduction[0])

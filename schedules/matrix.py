@@ -86,7 +86,7 @@ class Product:
         """Its size."""
         extents = self.box.rows.extent, self.box.cols.extent
         held = self.emitter.held(self.node.name, self.full)
-        return product_shape(self.node, self.emitter.group, extents, held)
+        return product_shape(self.node, self.emitter.group, extents, held, self._in_global)
 
     @cached_property
     def narrow(self) -> bool:
@@ -131,13 +131,13 @@ class Product:
         result = IRBuilder.name(
             block, T.sblock_alloc_buffer(extents, "float32", scope="shared.dyn")
         )
-        with T.thread_binding(i64(0), i64(self.warps * WARP), thread="threadIdx.x") as thread:
-            with T.sblock(block):
-                outer = zip(emitter.lead_extents, emitter.lead, strict=True)
-                lead = tuple(T.axis.spatial(i64(e), v) for e, v in outer)
-                thread = T.axis.spatial(i64(self.warps * WARP), thread)
-                self._declare(lead, result)
-                (self._half_body if self.shape.half else self._simt_body)(lead, thread, result)
+        threads = i64(self.warps * WARP)
+        with T.thread_binding(i64(0), threads, thread="threadIdx.x") as thread, T.sblock(block):
+            outer = zip(emitter.lead_extents, emitter.lead, strict=True)
+            lead = tuple(T.axis.spatial(i64(e), v) for e, v in outer)
+            thread = T.axis.spatial(threads, thread)
+            self._declare(lead, result)
+            (self._half_body if self.shape.half else self._simt_body)(lead, thread, result)
 
         def read(lead: tuple[Expr, ...], spatial: list[Expr]) -> Expr:
             row, col, channel = spatial
@@ -175,16 +175,28 @@ class Product:
             row_tile = tirx.floormod(tile, split.row_tiles)
             yield Job(row_tile, tirx.floordiv(tile, split.row_tiles), part, lane, valid)
 
-    @contextmanager
-    def _steps(self, part: Expr) -> Iterator[Callable[[Expr], Expr]]:
-        """Loop over the groups of steps of a part: gives (step of the group) -> step."""
+    @property
+    def _in_global(self) -> bool:
+        """Is the input in global memory, so that it is worth loading ahead as the weights are?"""
+        return self.view.region is None
+
+    def _pipeline(
+        self, part: Expr, load: Callable[[int, Expr], None], compute: Callable[[int, Expr], None]
+    ) -> None:
+        """Emit the rounds of a part, a round is ``unroll`` steps: ``load(b, step)`` fills operand
+        buffer b (0 or 1) for the round that starts at a step while ``compute`` uses the other."""
         split = self.split
         rounds = split.steps // split.unroll
-        with ExitStack() as stack:
-            first = part * split.steps
-            if rounds > 1:
-                first = first + stack.enter_context(T.serial(i64(0), i64(rounds))) * split.unroll
-            yield lambda u: first + u
+        first = part * split.steps
+        load(0, first)
+        if rounds > 1:
+            with T.serial(i64(0), i64(rounds // 2)) as pair:
+                for b in range(2):
+                    step = first + (pair * 2 + b) * split.unroll
+                    load(1 - b, step + split.unroll)
+                    compute(b, step)
+        if rounds % 2:
+            compute(0, first + (rounds - 1) * split.unroll)
 
     @contextmanager
     def _if_valid(self, step: Expr) -> Iterator[None]:
@@ -196,9 +208,9 @@ class Product:
             yield
 
     def _tap(self, step: Expr) -> tuple[Expr, Expr, Expr]:
-        """(kernel row, kernel column, step within the channels) of a step."""
-        if self.split.parts * self.split.steps != self.shape.steps:
-            step = tirx.min(step, i64(self.shape.steps - 1))
+        """(kernel row, kernel column, step within the channels) of a step, the last one's of those
+        that lie behind it (loaded ahead, never used)."""
+        step = tirx.min(step, i64(self.shape.steps - 1))
         kw = 1 if self.narrow else self.node.window.kernel[1]
         blocks = self.shape.blocks
         tap, block = tirx.floordiv(step, blocks), tirx.floormod(step, blocks)
@@ -247,144 +259,196 @@ class Product:
     def _half_body(self, lead: tuple[Expr, ...], thread: Expr, result: Any) -> None:
         split = self.split
         tiles, columns = split.rows // 16, split.columns // 8
-        acc = T.sblock_alloc_buffer((i64(tiles * columns * 4),), "float32", scope="local")
-        loaded = T.sblock_alloc_buffer((i64(split.unroll * tiles * 16),), "float16", scope="local")
-        a = T.sblock_alloc_buffer((i64(16),), "float16", scope="local")
-        b = T.sblock_alloc_buffer((i64(split.unroll * columns * 8),), "float16", scope="local")
+        acc = _registers(tiles * columns * 4, "float32")
+        ahead = 2 if self._in_global else 1
+        loaded = _registers(ahead * split.unroll * tiles * 16, "float16")
+        a = _registers(16, "float16")
+        b = _registers(2 * split.unroll * columns * 8, "float16")
         weight = self.emitter.globals[self.node.weight or ""]
         blocks = int(weight.ty.shape[0])
+
+        def load_weights(buffer: int, step: Expr, job: Job) -> None:
+            quad, row = tirx.floormod(job.lane, 4), tirx.floordiv(job.lane, 4)
+            with T.unroll(i64(0), i64(split.unroll)) as u:
+                tap = self._tap(step + u)
+                with T.unroll(i64(0), i64(columns)) as j:
+                    block, where = job.column_tile * columns + j, tap[:2]
+                    if self.phases != (1, 1):
+                        where, block = self._phase(block, lead)
+                    elif not self.full:
+                        block = block + lead[3] * (self.shape.columns // 8)
+                    block = tirx.min(block, i64(blocks - 1))
+                    with T.vectorized(i64(0), i64(8)) as v:
+                        index = (block, *where, tap[2], row, quad * 8 + v)
+                        to = ((buffer * split.unroll + u) * columns + j) * 8 + v
+                        T.buffer_store(b, weight[index], [to])
+
+        def load_input(buffer: int, step: Expr, job: Job) -> None:
+            quad, row = tirx.floormod(job.lane, 4), tirx.floordiv(job.lane, 4)
+            piece = NARROW if self.narrow else 8
+            with T.unroll(i64(0), i64(split.unroll)) as u:
+                tap = self._tap(step + u)
+                channel = tap[2] * HALF_STEP + quad * 8
+                if self.padded % HALF_STEP and not self.narrow:
+                    # Their weights are zero; any finite value will do.
+                    channel = tirx.min(channel, i64(self.padded - 8))
+                with T.unroll(i64(0), i64(2 * tiles)) as i:
+                    position = job.row_tile * split.rows + i * 8 + row
+                    for first in range(0, 8, piece):
+                        with T.vectorized(i64(0), i64(piece)) as v:
+                            value = self._load_input(lead, position, tap, channel + first + v)
+                            to = ((buffer * split.unroll + u) * 2 * tiles + i) * 8 + first + v
+                            T.buffer_store(loaded, value, [to])
+
+        def multiply(buffer: int, step: Expr) -> None:
+            held = buffer if self._in_global else 0
+            with (
+                T.unroll(i64(0), i64(split.unroll)) as u,
+                self._if_valid(step + u),
+                T.unroll(i64(0), i64(tiles)) as i,
+            ):
+                # Registers of an mma: (row, low), (row + 8, low), (row, high), (row + 8, high).
+                for k in range(2):
+                    for register in range(4):
+                        high, lower = divmod(register, 2)
+                        source = ((held * split.unroll + u) * tiles + i) * 2 + lower
+                        with T.vectorized(i64(0), i64(2)) as v:
+                            value = loaded[source * 8 + (k * 4 + high * 2) + v]
+                            T.buffer_store(a, value, [k * 8 + register * 2 + v])
+                with T.unroll(i64(0), i64(columns)) as j:
+                    for k in range(2):
+                        at = ((buffer * split.unroll + u) * columns + j) * 8 + k * 4
+                        to = (i * columns + j) * 4
+                        T.evaluate(_mma(a, i64(k * 8), b, at, acc, to))
+
         with self._jobs(thread) as job:
-            row, quad = tirx.floordiv(job.lane, 4), tirx.floormod(job.lane, 4)
             with job.guard():
                 _fill(acc, tiles * columns * 4)
-                with self._steps(job.part) as step_of:
-                    with T.unroll(i64(0), i64(split.unroll)) as u:
-                        tap = self._tap(step_of(u))
-                        with T.unroll(i64(0), i64(columns)) as j:
-                            block = job.column_tile * columns + j
-                            where = tap[:2]
-                            if self.phases != (1, 1):
-                                where, block = self._phase(block, lead)
-                            elif not self.full:
-                                block = block + lead[3] * (self.shape.columns // 8)
-                            block = tirx.min(block, i64(blocks - 1))
-                            with T.vectorized(i64(0), i64(8)) as v:
-                                value = weight[block, *where, tap[2], row, quad * 8 + v]
-                                T.buffer_store(b, value, [(u * columns + j) * 8 + v])
-                        channel = tap[2] * HALF_STEP + quad * 8
-                        if self.padded % HALF_STEP and not self.narrow:
-                            # Their weights are zero; any finite value will do.
-                            channel = tirx.min(channel, i64(self.padded - 8))
-                        with T.unroll(i64(0), i64(2 * tiles)) as i:
-                            position = job.row_tile * split.rows + i * 8 + row
-                            piece = NARROW if self.narrow else 8
-                            for first in range(0, 8, piece):
-                                with T.vectorized(i64(0), i64(piece)) as v:
-                                    at = channel + first + v
-                                    value = self._load_input(lead, position, tap, at)
-                                    to = (u * 2 * tiles + i) * 8 + first + v
-                                    T.buffer_store(loaded, value, [to])
-                    with T.unroll(i64(0), i64(split.unroll)) as u, self._if_valid(step_of(u)):
-                        with T.unroll(i64(0), i64(tiles)) as i:
-                            # Registers of an mma: (row, low), (row + 8, low), (row, high), ...
-                            for k in range(2):
-                                for register in range(4):
-                                    high, lower = divmod(register, 2)
-                                    source = ((u * tiles + i) * 2 + lower) * 8 + (k * 4 + high * 2)
-                                    with T.vectorized(i64(0), i64(2)) as v:
-                                        T.buffer_store(
-                                            a, loaded[source + v], [k * 8 + register * 2 + v]
-                                        )
-                            with T.unroll(i64(0), i64(columns)) as j:
-                                for k in range(2):
-                                    T.evaluate(
-                                        _mma(
-                                            a,
-                                            i64(k * 8),
-                                            b,
-                                            (u * columns + j) * 8 + k * 4,
-                                            acc,
-                                            (i * columns + j) * 4,
-                                        )
-                                    )
-            with job.guard():
-                with T.unroll(i64(0), i64(2 * tiles)) as i, T.unroll(i64(0), i64(columns)) as j:
-                    with T.vectorized(i64(0), i64(2)) as v:
-                        index = [
-                            *lead,
-                            job.part,
-                            job.row_tile * split.rows + i * 8 + row,
-                            job.column_tile * split.columns + j * 8 + quad * 2 + v,
-                        ]
-                        register = (tirx.floordiv(i, 2) * columns + j) * 4 + tirx.floormod(i, 2) * 2
-                        T.buffer_store(result, acc[register + v], index)
+                self._rounds(job, load_weights, load_input, multiply)
+            quad, row = tirx.floormod(job.lane, 4), tirx.floordiv(job.lane, 4)
+            with (
+                job.guard(),
+                T.unroll(i64(0), i64(2 * tiles)) as i,
+                T.unroll(i64(0), i64(columns)) as j,
+                T.vectorized(i64(0), i64(2)) as v,
+            ):
+                index = [
+                    *lead,
+                    job.part,
+                    job.row_tile * split.rows + i * 8 + row,
+                    job.column_tile * split.columns + j * 8 + quad * 2 + v,
+                ]
+                register = (tirx.floordiv(i, 2) * columns + j) * 4 + tirx.floormod(i, 2) * 2
+                T.buffer_store(result, acc[register + v], index)
+
+    def _rounds(
+        self,
+        job: Job,
+        load_weights: Callable[[int, Expr, Job], None],
+        load_input: Callable[[int, Expr, Job], None],
+        multiply: Callable[[int, Expr], None],
+    ) -> None:
+        """Emit the pipeline of one job; operands in shared memory are loaded when needed."""
+
+        def load(buffer: int, step: Expr) -> None:
+            load_weights(buffer, step, job)
+            if self._in_global:
+                load_input(buffer, step, job)
+
+        def compute(buffer: int, step: Expr) -> None:
+            if not self._in_global:
+                load_input(0, step, job)
+            multiply(buffer, step)
+
+        self._pipeline(job.part, load, compute)
 
     def _simt_body(self, lead: tuple[Expr, ...], thread: Expr, result: Any) -> None:
         split = self.split
         down = WARP // split.lanes
         rows, pieces = split.rows // down, split.columns // split.lanes // VECTOR
         columns = pieces * VECTOR
-        acc = T.sblock_alloc_buffer((i64(rows * columns),), "float32", scope="local")
-        a = T.sblock_alloc_buffer((i64(split.unroll * rows * VECTOR),), "float32", scope="local")
-        b = T.sblock_alloc_buffer((i64(split.unroll * columns * VECTOR),), "float32", scope="local")
+        acc = _registers(rows * columns, "float32")
+        ahead = 2 if self._in_global else 1
+        a = _registers(ahead * split.unroll * rows * VECTOR, "float32")
+        b = _registers(2 * split.unroll * columns * VECTOR, "float32")
         weight = self.emitter.globals[self.node.weight or ""]
-        blocks = int(weight.ty.shape[0])
+        blocks, stored = int(weight.ty.shape[0]), int(weight.ty.shape[3])
 
-        stored = int(weight.ty.shape[3])
+        def channel_of(job: Job, piece: int) -> Expr:
+            across = tirx.floormod(job.lane, split.lanes)
+            first = job.column_tile * split.columns + piece * (split.lanes * VECTOR)
+            return first + across * VECTOR
 
-        def channel_of(column_tile: Expr, piece: Expr, lane: Expr) -> Expr:
-            across = tirx.floormod(lane, split.lanes)
-            return column_tile * split.columns + piece * (split.lanes * VECTOR) + across * VECTOR
+        def row_of(job: Job) -> Expr:
+            return job.row_tile * split.rows + tirx.floordiv(job.lane, split.lanes)
+
+        def load_weights(buffer: int, step: Expr, job: Job) -> None:
+            with T.unroll(i64(0), i64(split.unroll)) as u:
+                tap = self._tap(step + u)
+                for piece in range(pieces):
+                    channel, where = channel_of(job, piece), tap[:2]
+                    if not self.full and self.phases == (1, 1):
+                        channel = channel + lead[3] * self.shape.columns
+                    block, first = tirx.floordiv(channel, LANES), tirx.floormod(channel, LANES)
+                    if self.phases != (1, 1):
+                        where, block = self._phase(block, lead)
+                    block = tirx.min(block, i64(blocks - 1))
+                    with (
+                        T.unroll(i64(0), i64(VECTOR)) as k,
+                        T.vectorized(i64(0), i64(VECTOR)) as v,
+                    ):
+                        depth = tap[2] * VECTOR + k
+                        if self.padded > stored:
+                            depth = tirx.min(depth, i64(stored - 1))
+                        to = ((buffer * split.unroll + u) * VECTOR + k) * columns + piece * VECTOR
+                        index = (block, *where, depth, first + v)
+                        T.buffer_store(b, weight[index], [to + v])
+
+        def load_input(buffer: int, step: Expr, job: Job) -> None:
+            with T.unroll(i64(0), i64(split.unroll)) as u:
+                tap = self._tap(step + u)
+                with (
+                    T.unroll(i64(0), i64(rows)) as i,
+                    T.vectorized(i64(0), i64(VECTOR)) as v,
+                ):
+                    position, channel = row_of(job) + i * down, tap[2] * VECTOR + v
+                    value = self._load_input(lead, position, tap, channel)
+                    to = ((buffer * split.unroll + u) * rows + i) * VECTOR + v
+                    T.buffer_store(a, value, [to])
+
+        def multiply(buffer: int, step: Expr) -> None:
+            held = buffer if self._in_global else 0
+            with (
+                T.unroll(i64(0), i64(split.unroll)) as u,
+                self._if_valid(step + u),
+                T.unroll(i64(0), i64(VECTOR)) as k,
+                T.unroll(i64(0), i64(rows)) as i,
+                T.unroll(i64(0), i64(columns)) as n,
+            ):
+                left = a[((held * split.unroll + u) * rows + i) * VECTOR + k]
+                right = b[((buffer * split.unroll + u) * VECTOR + k) * columns + n]
+                at = i * columns + n
+                T.buffer_store(acc, acc[at] + left * right, [at])
 
         with self._jobs(thread) as job:
-            row = job.row_tile * split.rows + tirx.floordiv(job.lane, split.lanes)
             with job.guard():
                 _fill(acc, rows * columns)
-                with self._steps(job.part) as step_of:
-                    with T.unroll(i64(0), i64(split.unroll)) as u:
-                        tap = self._tap(step_of(u))
-                        for piece in range(pieces):
-                            channel = channel_of(job.column_tile, i64(piece), job.lane)
-                            if not self.full and self.phases == (1, 1):
-                                channel = channel + lead[3] * self.shape.columns
-                            where = tap[:2]
-                            block = tirx.floordiv(channel, LANES)
-                            if self.phases != (1, 1):
-                                where, block = self._phase(block, lead)
-                            block = tirx.min(block, i64(blocks - 1))
-                            first = tirx.floormod(channel, LANES)
-                            with T.unroll(i64(0), i64(VECTOR)) as k:
-                                with T.vectorized(i64(0), i64(VECTOR)) as v:
-                                    depth = tap[2] * VECTOR + k
-                                    if self.padded > stored:
-                                        depth = tirx.min(depth, i64(stored - 1))
-                                    index = [block, *where, depth, first + v]
-                                    to = (u * VECTOR + k) * columns + piece * VECTOR + v
-                                    T.buffer_store(b, weight[tuple(index)], [to])
-                        with T.unroll(i64(0), i64(rows)) as i:
-                            with T.vectorized(i64(0), i64(VECTOR)) as v:
-                                value = self._load_input(
-                                    lead, row + i * down, tap, tap[2] * VECTOR + v
-                                )
-                                T.buffer_store(a, value, [(u * rows + i) * VECTOR + v])
-                    with T.unroll(i64(0), i64(split.unroll)) as u, self._if_valid(step_of(u)):
-                        with ExitStack() as stack:
-                            k = stack.enter_context(T.unroll(i64(0), i64(VECTOR)))
-                            i = stack.enter_context(T.unroll(i64(0), i64(rows)))
-                            n = stack.enter_context(T.unroll(i64(0), i64(columns)))
-                            old = acc[i * columns + n]
-                            left = a[(u * rows + i) * VECTOR + k]
-                            T.buffer_store(
-                                acc,
-                                old + left * b[(u * VECTOR + k) * columns + n],
-                                [i * columns + n],
-                            )
+                self._rounds(job, load_weights, load_input, multiply)
             with job.guard(), T.unroll(i64(0), i64(rows)) as i:
                 for piece in range(pieces):
                     with T.vectorized(i64(0), i64(VECTOR)) as v:
-                        channel = channel_of(job.column_tile, i64(piece), job.lane)
-                        index = [*lead, job.part, row + i * down, channel + v]
+                        index = [
+                            *lead,
+                            job.part,
+                            row_of(job) + i * down,
+                            channel_of(job, piece) + v,
+                        ]
                         T.buffer_store(result, acc[i * columns + piece * VECTOR + v], index)
+
+
+def _registers(size: int, dtype: str) -> Any:
+    """Registers of a thread."""
+    return T.sblock_alloc_buffer((i64(size),), dtype, scope="local")
 
 
 def _whole(buffer: Any, lead: tuple[Expr, ...]) -> Any:

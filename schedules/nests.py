@@ -320,7 +320,10 @@ class NestEmitter(Placement):
         read = partial(self.operand, at=at, channel=channel + target.offset)
         value = apply_steps(target.epilogue, value, read)
         dtype = target.buffer.ty.dtype
-        value = value if dtype == "float32" else tirx.Cast(dtype, value)
+        if isinstance(value, tirx.Cast) and value.value.ty.dtype == dtype:
+            value = value.value  # a mere copy
+        elif dtype != "float32":
+            value = tirx.Cast(dtype, value)
         condition = all_of(wanted)
         if target.region is not None:
             if condition is not None:

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,14 +142,15 @@ def compile_network(case: Case, target: Target, planner: str) -> tuple[relax.VME
     float16: its input and output stay float32.
     """
     default = planner == TVM_DEFAULT
-    dtype = None if case.dtype == "float32" else case.dtype
     module = zoo.build(case.network, batch=case.batch, dtype=case.dtype if default else "float32")
-    own_graph = {"relax.backend.use_cuda_graph": False}
-    with tvm.transform.PassContext(config=own_graph), pass_context(target), target:
-        if default:
-            lowered = relax.get_default_pipeline(target)(module)
-        else:
-            lowered = pipeline(target, dtype=dtype, planner=planner)(module)
+    if default:
+        passes = relax.get_default_pipeline(target)
+    else:
+        dtype = None if case.dtype == "float32" else case.dtype
+        passes = pipeline(target, dtype=dtype, planner=planner)
+    settings = tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": False})
+    with settings, nullcontext() if default else pass_context(target), target:
+        lowered = passes(module)
         executable = tvm.compile(lowered, target, relax_pipeline=None)
     return executable, planned_bytes(lowered) + constant_bytes(lowered)
 

@@ -19,6 +19,7 @@ _BURST_US = 20_000
 def capture(call: Callable[[], Any], torch: Any) -> tuple[Any, Any, int]:
     """A CUDA graph of one call, its result, and the most bytes that torch allocated for it."""
     with torch.no_grad():
+        torch.cuda.synchronize()  # other streams do not wait for copies made in the default one
         with tvm_ffi.use_torch_stream(torch.cuda.stream(torch.cuda.Stream())):
             for _ in range(_WARM_UP):
                 call()  # its result is dropped: TVM's pool must have one left for the capture

@@ -273,7 +273,8 @@ class GroupAnalysis:
         if not is_product(node, group, channels, sliced):
             return None
         tall = node.window.kernel[0] if is_phased(node) else 1
-        return product_shape(node, group, (tall, -(-positions // tall)), channels)
+        streamed = node.inputs[0] in group.inputs and not self.placement.is_staged(node)
+        return product_shape(node, group, (tall, -(-positions // tall)), channels, streamed)
 
     def _staged(self) -> list[_Copy]:
         """The staged copies: readers with the same prologue and padding value share one."""

@@ -41,10 +41,12 @@ class ProductShape:
     """Input channels of a step."""
     half: bool
     """float16 on tensor cores, else float32."""
+    streamed: bool
+    """Is the input read from global memory (else from shared memory)?"""
 
 
 def product_shape(
-    node: Node, group: ConvGraph, extents: tuple[int, int], channels: int
+    node: Node, group: ConvGraph, extents: tuple[int, int], channels: int, streamed: bool
 ) -> ProductShape:
     """The product that computes ``extents`` (rows, columns) positions and ``channels`` output
     channels of a convolution."""
@@ -61,7 +63,7 @@ def product_shape(
     if tall * wide > 1:
         lanes = lanes_of(node, group)
         channels = tall * wide * -(-channels // lanes) * lanes
-    return ProductShape(rows, channels, taps * blocks, blocks, step, half)
+    return ProductShape(rows, channels, taps * blocks, blocks, step, half, streamed)
 
 
 def is_matrix_packed(node: Node, group: ConvGraph) -> bool:
