@@ -22,6 +22,8 @@ from optifx_tvm.schedules.packing import packed_weight_shape
 from optifx_tvm.schedules.positions import At, Expr, Pos, View, all_of, constant, i64
 from optifx_tvm.schedules.steps import apply_steps
 
+RESULT = "_product"
+"""What the name of a product and its result ends with."""
 Accumulated = Callable[[tuple[Expr, ...], list[Expr]], Expr]
 """What reads the result of a compute nest at (outer indices, [row, column, channel])."""
 
@@ -267,7 +269,7 @@ class NestEmitter(Placement):
         main = channels // LANES * LANES
         whole: Accumulated | None = None
         if source.product:
-            product = f"{name}_product"
+            product = name + RESULT
             found = source.product(box)
             whole = found.emit(product)
             self.clocks += found.clocks

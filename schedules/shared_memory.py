@@ -12,8 +12,10 @@ from tvm import s_tir, tirx
 from optifx_tvm.analysis.channels import legal_slices
 from optifx_tvm.analysis.legality import tile_fault
 from optifx_tvm.analysis.placement import pitch_of
+from optifx_tvm.analysis.warp_split import result_pitch
 from optifx_tvm.graph import ConvGraph
 from optifx_tvm.partition import Tile
+from optifx_tvm.schedules.nests import RESULT
 from optifx_tvm.schedules.tile_program import unravel
 
 OUTER = 4
@@ -29,14 +31,12 @@ def shared_bytes(func: tirx.PrimFunc) -> int:
     total = 0
     for buffer in sch.get(sch.get_sblock("root")).alloc_buffers:
         if buffer.ty.storage_scope == "shared.dyn":
-            total += _tile_bytes([int(e) for e in buffer.ty.shape], str(buffer.ty.dtype))
+            *outer, channels = [int(e) for e in buffer.ty.shape[OUTER:]]
+            size = np.dtype(str(buffer.ty.dtype)).itemsize
+            is_result = buffer.name.endswith(RESULT)
+            pitch = result_pitch(channels) if is_result else pitch_of(channels, size)
+            total += math.prod(outer) * pitch * size + ALIGNMENT
     return total
-
-
-def _tile_bytes(shape: list[int], dtype: str) -> int:
-    *outer, channels = shape[OUTER:]
-    size = np.dtype(dtype).itemsize
-    return math.prod(outer) * pitch_of(channels, size) * size + ALIGNMENT
 
 
 def keep_tiles_apart(func: tirx.PrimFunc) -> tirx.PrimFunc:

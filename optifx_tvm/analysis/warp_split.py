@@ -75,14 +75,19 @@ class WarpSplit:
     @property
     def result_bytes(self) -> int:
         """Shared memory for the parts of the result (float32, rows padded by up to 32 columns)."""
-        columns = self.column_tiles * self.columns
-        pitch = -(-(columns - RESULT_PITCH[1]) // RESULT_PITCH[0]) * RESULT_PITCH[0]
-        return 4 * self.parts * self.row_tiles * self.rows * (pitch + RESULT_PITCH[1])
+        pitch = result_pitch(self.column_tiles * self.columns)
+        return 4 * self.parts * self.row_tiles * self.rows * pitch
 
     @property
     def jobs(self) -> int:
         """Warp tiles times parts: what the warps share."""
         return self.row_tiles * self.column_tiles * self.parts
+
+
+def result_pitch(columns: int) -> int:
+    """Pitch of the rows of a result, in floats."""
+    factor, offset = RESULT_PITCH
+    return -(-(columns - offset) // factor) * factor + offset
 
 
 @cache
