@@ -31,7 +31,9 @@ VECTOR = 4
 WARP = 32
 MAX_TAPS = 25
 """Taps of a depthwise or pooling window that are unrolled."""
-MAX_TURNS = 16
+COLUMNS = (4, 2, 1)
+"""Columns of a register tile to choose from."""
+MAX_TURNS = 8
 """Turns of a thread in one nest that are unrolled."""
 BLOCK = "blockIdx.x"
 """What the builder has bound the outer loop to."""
@@ -45,20 +47,21 @@ class SimtConfig:
 
     threads: int
     columns: int
-    """Columns of a register tile (times 4 channels)."""
+    """Most columns of a register tile (times 4 channels); a nest whose tiles would leave more than
+    half of the threads without work has narrower ones."""
 
 
 def default_config(program: TileProgram) -> SimtConfig:
-    """Enough threads for the largest nest at 4 columns each, at most 256; narrower register tiles
-    where that would leave most threads without work."""
-    for columns in (4, 2, 1):
+    """The threads that share the program's products; without any, enough for the largest nest at
+    4 columns each, at most 256."""
+    if program.clocks:
+        return SimtConfig(program.warps * WARP, COLUMNS[0])
+    for columns in COLUMNS:
         jobs = max(_jobs(nest, columns) for nest in program.nests)
         if jobs >= 128:
             break
-    if program.clocks:
-        return SimtConfig(program.warps * WARP, columns)
     threads = min(256, max(WARP, -(-jobs // WARP) * WARP))
-    return SimtConfig(threads, columns)
+    return SimtConfig(threads, COLUMNS[0])
 
 
 def _jobs(nest: Nest, columns: int) -> int:
@@ -92,7 +95,7 @@ def schedule_simt(
             row, col, channel = sch.get_loops(store)[1:]
             widths = (2 * VECTOR, VECTOR) if _is_copy(sch.get(store)) else (VECTOR,)
             outer, _ = _split_channels(sch, channel, [store], widths)
-            _deal_out(sch, [row, col, outer], config.threads)
+            _unroll_turns(sch, _deal_out(sch, [row, col, outer], config.threads))
     (func,) = (f for _, f in sch.mod.functions_items())
     return _one_kernel_per_nest(func) if tiles_in == "global" else keep_tiles_apart(func)
 
@@ -173,12 +176,21 @@ def _is_copy(block) -> bool:
     return plain and str(store.buffer.ty.dtype) == "float16"
 
 
-def _deal_out(sch: s_tir.Schedule, loops: list, threads: int) -> None:
+def _deal_out(sch: s_tir.Schedule, loops: list, threads: int):
+    """Bind the fused loops to the threads; returns the loop over the turns of a thread."""
     job = sch.fuse(*loops)
     turns, thread = sch.split(job, [None, threads])
     sch.bind(thread, "threadIdx.x")
-    if 1 < int(sch.get(turns).extent) <= MAX_TURNS:
-        sch.unroll(turns)  # the loads of all turns are under way together
+    return turns
+
+
+def _unroll_turns(sch: s_tir.Schedule, turns) -> None:
+    """Let the loads of several turns be under way together."""
+    extent = int(sch.get(turns).extent)
+    if extent > MAX_TURNS:
+        rounds = -(-extent // MAX_TURNS)
+        _, turns = sch.split(turns, [None, -(-extent // rounds)])
+    sch.unroll(turns)
 
 
 def _schedule_reduction(sch: s_tir.Schedule, nest: Nest, config: SimtConfig) -> None:
@@ -187,7 +199,12 @@ def _schedule_reduction(sch: s_tir.Schedule, nest: Nest, config: SimtConfig) -> 
     sch.set_scope(compute, 0, "local")
     # Phase 1
     row, col, channel = sch.get_loops(store)[1:]
-    col_outer, col_inner = sch.split(col, [None, min(config.columns, nest.extents[1])])
+    columns = next(
+        c
+        for c in COLUMNS
+        if c == 1 or (c <= config.columns and 2 * _jobs(nest, c) >= config.threads)
+    )
+    col_outer, col_inner = sch.split(col, [None, min(columns, nest.extents[1])])
     outer, inner = _split_channels(sch, channel, [store])
     sch.reorder(row, col_outer, outer, col_inner, inner)
     sch.unroll(col_inner)

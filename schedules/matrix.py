@@ -36,9 +36,10 @@ from optifx_tvm.analysis.products import (
 )
 from optifx_tvm.analysis.region import Region, input_region
 from optifx_tvm.analysis.warp_split import WarpSplit, choose_split
-from optifx_tvm.graph import Node
+from optifx_tvm.graph import Node, Step
 from optifx_tvm.schedules.nests import Accumulated, NestEmitter
 from optifx_tvm.schedules.positions import At, Expr, Pos, View, i64
+from optifx_tvm.schedules.steps import apply_steps
 from optifx_tvm.schedules.windows import tap_position
 
 WARP = 32
@@ -174,6 +175,24 @@ class Product:
             tile, part = tirx.floordiv(job, split.parts), tirx.floormod(job, split.parts)
             row_tile = tirx.floormod(tile, split.row_tiles)
             yield Job(row_tile, tirx.floordiv(tile, split.row_tiles), part, lane, valid)
+
+    @cached_property
+    def _prologue(self) -> tuple[Step, ...]:
+        """What is still to be applied to the input: here, not when it is loaded ahead."""
+        return () if self.emitter.is_staged(self.node) else self.node.prologue
+
+    def _operand(self, value: Expr) -> Expr:
+        """An element of the input with the prologue applied."""
+        if not self._prologue:
+            return value
+        if not self.shape.half:
+            return apply_steps(self._prologue, value, _no_operand)
+        value = apply_steps(self._prologue, tirx.Cast("float32", value), _no_operand)
+        return tirx.Cast("float16", value)
+
+    def _pair(self) -> Any:
+        """Loop over two elements: arithmetic on vectors of two is nothing that TVM can do."""
+        return (T.unroll if self._prologue else T.vectorized)(i64(0), i64(2))
 
     @property
     def _in_global(self) -> bool:
@@ -312,8 +331,9 @@ class Product:
                     for register in range(4):
                         high, lower = divmod(register, 2)
                         source = ((held * split.unroll + u) * tiles + i) * 2 + lower
-                        with T.vectorized(i64(0), i64(2)) as v:
+                        with self._pair() as v:
                             value = loaded[source * 8 + (k * 4 + high * 2) + v]
+                            value = self._operand(value)
                             T.buffer_store(a, value, [k * 8 + register * 2 + v])
                 with T.unroll(i64(0), i64(columns)) as j:
                     for k in range(2):
@@ -425,7 +445,7 @@ class Product:
                 T.unroll(i64(0), i64(rows)) as i,
                 T.unroll(i64(0), i64(columns)) as n,
             ):
-                left = a[((held * split.unroll + u) * rows + i) * VECTOR + k]
+                left = self._operand(a[((held * split.unroll + u) * rows + i) * VECTOR + k])
                 right = b[((buffer * split.unroll + u) * VECTOR + k) * columns + n]
                 at = i * columns + n
                 T.buffer_store(acc, acc[at] + left * right, [at])
@@ -444,6 +464,10 @@ class Product:
                             channel_of(job, piece) + v,
                         ]
                         T.buffer_store(result, acc[i * columns + piece * VECTOR + v], index)
+
+
+def _no_operand(tensor: str) -> Expr:
+    raise AssertionError(f"a prologue that reads {tensor} is applied to a staged copy")
 
 
 def _registers(size: int, dtype: str) -> Any:

@@ -96,7 +96,7 @@ class NestEmitter(Placement):
     """Emits nests into the current IRBuilder frame."""
 
     def __init__(self, group: ConvGraph, tile: Tile, warps: int = 0) -> None:
-        super().__init__(group)
+        super().__init__(group, products=warps > 0)
         self.warps = warps
         self.clocks = 0.0
         self.space = tile_space(group, (tile.height, tile.width))
@@ -143,10 +143,6 @@ class NestEmitter(Placement):
         if not self.as_product(node):
             return 0
         return padded_depth(node, self.group) - weight_depth(node, self.group)
-
-    def is_staged(self, node: Node) -> bool:
-        """See Placement; also where the input must be padded."""
-        return super().is_staged(node) or self.padding_depth(node) > 0
 
     def tile(self, name: str, tensor: str, region: Region, full: bool, more: int = 0) -> View:
         """Allocate a tile buffer, with ``more`` channels than the tensor has."""

@@ -271,6 +271,9 @@ class _Emitter(NestEmitter):
                     index = channel if per_group == 1 else tirx.floordiv(channel, per_group)
                     source_channel = index * depth + source_channel if depth > 1 else index
             value = self.read(view, node.inputs[0], at, source_channel)
+            if not self.is_staged(node):
+                operand = partial(self.operand, at=at, channel=source_channel)
+                value = apply_steps(node.prologue, value, operand)
             if is_conv:
                 k = reduce[2] if depth > 1 else i64(0)
                 weight = self.globals[node.weight or ""]

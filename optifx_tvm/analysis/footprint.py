@@ -143,7 +143,7 @@ class GroupAnalysis:
             group.tensors[n].bytes for n in group.by_name if n not in group.outputs
         )
         self.written = sum(group.tensors[t].bytes for t in group.outputs)
-        self.placement = Placement(group)
+        self.placement = Placement(group, products=device.kind == "gpu")
         self.buffered = [node.name for node in group.nodes if self.placement.has_tile(node)]
         self.staged = self._staged()
         self.work = [_work(node, group) for node in group.nodes]

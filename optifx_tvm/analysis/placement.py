@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from optifx_tvm.analysis.products import is_product, padded_depth, weight_depth
 from optifx_tvm.graph import ConvGraph, Node, Step
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -66,8 +67,11 @@ def pitch_of(channels: int, itemsize: int) -> int:
 class Placement:
     """Decisions about the tensors of one group."""
 
-    def __init__(self, group: ConvGraph) -> None:
+    def __init__(self, group: ConvGraph, products: bool = False) -> None:
+        """``products``: dense convolutions are products of warp tiles where they can be
+        (products.py), whose operands need whole pieces of 16 bytes."""
         self.group = group
+        self.products = products
         self._order = {node.name: i for i, node in enumerate(group.nodes)}
         self._readers = {
             tensor: tuple(group.by_name[reader] for reader in readers)
@@ -97,8 +101,14 @@ class Placement:
         return None
 
     def is_staged(self, node: Node) -> bool:
-        """Must ``node`` read its input through a copy (prologue, padding of its own)?"""
+        """Must ``node`` read its input through a copy (prologue, padding of its own; a product
+        applies a prologue without operands to what it reads)?"""
         fill = self._fill[node.name]
+        if self.products and is_product(node, self.group, self.group.shape(node.name)[3], 1):
+            if padded_depth(node, self.group) > weight_depth(node, self.group):
+                return True
+            if fill is None and not any(step.tensors for step in node.prologue):
+                return False
         if node.op == "concat" or not (node.prologue or fill is not None):
             return False
         source = node.inputs[0]
