@@ -23,11 +23,10 @@ from tvm.sym import Analyzer
 
 from optifx_tvm.analysis.placement import pitch_rule
 from optifx_tvm.analysis.warp_split import RESULT_PITCH
+from optifx_tvm.schedules.nests import VECTOR
 from optifx_tvm.schedules.shared_memory import keep_tiles_apart
 from optifx_tvm.schedules.tile_program import Nest, TileProgram
 
-VECTOR = 4
-"""Channels that one thread handles together."""
 WARP = 32
 MAX_TAPS = 25
 """Taps of a depthwise or pooling window that are unrolled."""

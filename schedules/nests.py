@@ -22,6 +22,8 @@ from optifx_tvm.schedules.packing import packed_weight_shape
 from optifx_tvm.schedules.positions import At, Expr, Pos, View, all_of, constant, i64
 from optifx_tvm.schedules.steps import apply_steps
 
+VECTOR = 4
+"""Channels that a thread of a GPU handles together."""
 RESULT = "_product"
 """What the name of a product and its result ends with."""
 Accumulated = Callable[[tuple[Expr, ...], list[Expr]], Expr]
@@ -259,10 +261,11 @@ class NestEmitter(Placement):
 
     def write(self, name: str, source: Source, target: Target) -> None:
         """Emit the nests that write the values of ``source`` to ``target``: one for the channels
-        in whole blocks of 16 and one for the rest, then the borders."""
+        in whole blocks of 16 (on a GPU 4) and one for the rest, then the borders."""
         channels = self.held(source.tensor, source.full)
         box = self.box(source.tensor, source.region)
-        main = channels // LANES * LANES
+        granule = VECTOR if self.warps else LANES
+        main = channels // granule * granule
         whole: Accumulated | None = None
         if source.product:
             product = name + RESULT

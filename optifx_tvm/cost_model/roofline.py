@@ -18,7 +18,7 @@ LANES = 16
 """Channels that a register block of a stage covers; a rest costs as much as a whole one."""
 PLAIN = 0.05
 """GPU: reached share of the float32 peak by dense convolutions that can't be products."""
-GPU_EFFICIENCY = {"matrix": PLAIN, "depthwise": 0.2, "pool": 0.2, "copy": 0.2}
+GPU_EFFICIENCY = {"matrix": PLAIN, "depthwise": 0.1, "pool": 0.1, "copy": 0.2}
 CPU_EFFICIENCY = {"matrix": 0.75, "depthwise": 0.5, "pool": 0.2, "copy": 0.15}
 """Reached share of the peak by kind of stage: of the float32 peak, except that dense float16
 convolutions of a GPU run on its tensor cores."""
@@ -27,6 +27,8 @@ SHARED_CACHE = 1.01
 other from L1 (measured: 0 to 3 percent)."""
 STAGE_US = 0.5
 """GPU: latency of one stage of a block (barriers, sums, epilogue)."""
+PIECE_US = 0.3
+"""GPU: latency of gathering one part of a concat into shared memory."""
 BLOCK_US = 0.5
 """GPU: latency of a block before its first stage (first activations from L2)."""
 RESIDENT = 4
@@ -113,7 +115,14 @@ class RooflineCostModel:
             dram / device.dram_bytes_per_s,
         )
         stages = sum(stage.kind != "copy" for stage in found.stages)
-        latency = -(-n // resident) * (BLOCK_US + STAGE_US * max(stages, 1)) * 1e-6
+        pieces = sum(
+            part in group.inputs
+            for node in group.nodes
+            if node.op == "concat"
+            for part in node.inputs
+        )
+        block_us = BLOCK_US + STAGE_US * max(stages, 1) + PIECE_US * pieces
+        latency = -(-n // resident) * block_us * 1e-6
         return times, latency
 
     def _cpu(
