@@ -55,10 +55,8 @@ def default_config(program: TileProgram) -> SimtConfig:
     4 columns each, at most 256."""
     if program.clocks:
         return SimtConfig(program.warps * WARP, COLUMNS[0])
-    for columns in COLUMNS:
-        jobs = max(_jobs(nest, columns) for nest in program.nests)
-        if jobs >= 128:
-            break
+    options = [max(_jobs(nest, columns) for nest in program.nests) for columns in COLUMNS]
+    jobs = next((jobs for jobs in options if jobs >= 128), options[-1])
     threads = min(256, max(WARP, -(-jobs // WARP) * WARP))
     return SimtConfig(threads, COLUMNS[0])
 

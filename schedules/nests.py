@@ -31,7 +31,7 @@ Accumulated = Callable[[tuple[Expr, ...], list[Expr]], Expr]
 
 
 class Product(Protocol):
-    """A convolution that is emitted as one nest for all channels (matrix.py)."""
+    """A convolution that is emitted as one nest for all channels (product.py)."""
 
     def emit(self, block: str) -> Accumulated:
         """Emit the nest."""

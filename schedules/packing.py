@@ -6,8 +6,8 @@
 
 In the first, one block holds 16 output channels for every tap and input channel, so that a register
 tile streams it front to back. In the others, the 32 lanes of a warp find their operands of tensor
-core instructions (matrix.py) in one piece of 512 bytes; of an image's 3 channels those of a whole
-kernel row follow each other, 4 for every tap. What fills up the last blocks is zero.
+core instructions (product_half.py) in one piece of 512 bytes; of an image's 3 channels those of a
+whole kernel row follow each other, 4 for every tap. What fills up the last blocks is zero.
 """
 
 from __future__ import annotations

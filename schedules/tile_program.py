@@ -27,14 +27,15 @@ from tvm.tirx.script import builder as T
 
 from optifx_tvm.analysis.channels import is_depthwise, passes_slice
 from optifx_tvm.analysis.placement import LOWEST
-from optifx_tvm.analysis.products import weight_depth
+from optifx_tvm.analysis.products import is_matrix_packed, weight_depth
 from optifx_tvm.analysis.region import Region, input_region
 from optifx_tvm.graph import ConvGraph, Node, Step
 from optifx_tvm.partition import Tile
-from optifx_tvm.schedules.matrix import Product
 from optifx_tvm.schedules.nests import Accumulated, Nest, NestEmitter, Source, Target
 from optifx_tvm.schedules.packing import packed_index
 from optifx_tvm.schedules.positions import At, Expr, Pos, View, all_of, i64
+from optifx_tvm.schedules.product_float import FloatProduct
+from optifx_tvm.schedules.product_half import HalfProduct
 from optifx_tvm.schedules.steps import apply_steps, f32
 from optifx_tvm.schedules.windows import pool_divisor, tap_position, taps
 
@@ -67,7 +68,7 @@ def build_tile_program(
     ``outer`` says how the tiles run: "serial", "parallel" (llvm) or "blockIdx.x" (CUDA). It is
     given here because Schedule.parallel and Schedule.bind refuse a loop in which a buffer has
     several writers, as the slices of a concat do. With ``warps`` > 0 dense convolutions are emitted
-    as products shared by the warps of a CUDA block (matrix.py).
+    as products shared by the warps of a CUDA block (product.py).
     """
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_name(name)
@@ -175,7 +176,8 @@ class _Emitter(NestEmitter):
             kind = "depthwise" if is_depthwise(self.group, node) else "grouped"
         compute = partial(self.compute, node, view, region, full)
         if self.as_product(node):
-            product = partial(Product, self, node, view, region, full, self.warps)
+            kind_of = HalfProduct if is_matrix_packed(node, self.group) else FloatProduct
+            product = partial(kind_of, self, node, view, region, full, self.warps)
             return Source(node.name, region, full, kind, value, product=product)
         return Source(node.name, region, full, kind, value, compute)
 

@@ -47,8 +47,8 @@ def pitch_rule(channels: int, itemsize: int) -> tuple[int, int]:
 
     Every position, at least every row, starts at a whole vector; and so does the tile that comes
     next, for TVM packs them without gaps. The lanes of a warp read 16 bytes each of neighbouring
-    positions, in float16 four lanes 64 bytes of one (schedules/matrix.py): such pieces of different
-    positions fall into different banks.
+    positions, in float16 four lanes 64 bytes of one (schedules/product_half.py): such pieces of
+    different positions fall into different banks.
     """
     vector = 16 // itemsize
     if channels < 2 * vector:

@@ -94,8 +94,11 @@ def is_narrow(node: Node, group: ConvGraph) -> bool:
 
 
 def is_product(node: Node, group: ConvGraph, channels: int, slices: int) -> bool:
-    """Can a convolution be computed as a product of warp tiles (matrix.py)? ``channels`` are the
-    output channels in each of ``slices``, which must start at a whole piece of 16 bytes."""
+    """Can a convolution be computed as a product of warp tiles (schedules/product.py)?
+
+    ``channels`` are the output channels in each of ``slices``; a slice must start at a whole piece
+    of 16 bytes.
+    """
     if node.weight is None or node.groups != 1:
         return False
     granule = MATRIX_BLOCK[0] if is_matrix_packed(node, group) else 4

@@ -1,18 +1,16 @@
-"""Dense convolutions on CUDA as products of warp tiles: tensor cores (float16) or SIMT (float32).
+"""Dense convolutions on CUDA as products of warp tiles.
 
 The plain compute nest of a tile program leaves a thread the whole reduction; at batch 1 that is a
 chain of thousands of loads. Here the warps of a block share positions, channels and the reduction
 (warp_split.py), the operands of several steps are loaded together in 16-byte pieces, weights
 straight from L2 in the order in which they are packed, and the parts of the result go to shared
-memory, where the store nest sums them and applies the epilogue.
-
-float16: ``mma.m16n8k16`` sums over 16 channels in any order, so a step of 32 channels gives lane q
-of a row of four the 8 channels from 8 q on: one 16-byte load of activations or weights holds its
-operands of two mma, and neither ldmatrix nor a particular place of the operand is needed.
+memory, where the store nest sums them and applies the epilogue. What is common to the two kinds is
+here; see product_half.py and product_float.py.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,8 +22,6 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
 
 from optifx_tvm.analysis.products import (
-    HALF_STEP,
-    LANES,
     NARROW,
     ProductShape,
     is_narrow,
@@ -43,9 +39,6 @@ from optifx_tvm.schedules.steps import apply_steps
 from optifx_tvm.schedules.windows import tap_position
 
 WARP = 32
-VECTOR = 4
-"""Channels of a 16-byte piece of float32."""
-HALF_VECTOR = 8
 
 
 @dataclass(frozen=True)
@@ -71,7 +64,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(ABC):
     """One convolution of one tile as a product, while it is emitted."""
 
     emitter: NestEmitter
@@ -87,7 +80,7 @@ class Product:
         """Its size."""
         extents = self.box.rows.extent, self.box.cols.extent
         held = self.emitter.held(self.node.name, self.full)
-        return product_shape(self.node, self.emitter.group, extents, held, self._in_global)
+        return product_shape(self.node, self.emitter.group, extents, held, self.in_global)
 
     @cached_property
     def narrow(self) -> bool:
@@ -138,7 +131,7 @@ class Product:
             lead = tuple(T.axis.spatial(i64(e), v) for e, v in outer)
             thread = T.axis.spatial(threads, thread)
             self._declare(lead, result)
-            (self._half_body if self.shape.half else self._simt_body)(lead, thread, result)
+            self.body(lead, thread, result)
 
         def read(lead: tuple[Expr, ...], spatial: list[Expr]) -> Expr:
             row, col, channel = spatial
@@ -162,7 +155,7 @@ class Product:
         T.writes(_whole(result, lead))
 
     @contextmanager
-    def _jobs(self, thread: Expr) -> Iterator[Job]:
+    def jobs(self, thread: Expr) -> Iterator[Job]:
         """Loop over the jobs of a warp."""
         split, warps = self.split, self.warps
         warp, lane = tirx.floordiv(thread, WARP), tirx.floormod(thread, WARP)
@@ -181,7 +174,7 @@ class Product:
         """What is still to be applied to the input: here, not when it is loaded ahead."""
         return () if self.emitter.is_staged(self.node) else self.node.prologue
 
-    def _operand(self, value: Expr) -> Expr:
+    def operand(self, value: Expr) -> Expr:
         """An element of the input with the prologue applied."""
         if not self._prologue:
             return value
@@ -190,12 +183,12 @@ class Product:
         value = apply_steps(self._prologue, tirx.Cast("float32", value), _no_operand)
         return tirx.Cast("float16", value)
 
-    def _pair(self) -> Any:
+    def pair(self) -> Any:
         """Loop over two elements: arithmetic on vectors of two is nothing that TVM can do."""
         return (T.unroll if self._prologue else T.vectorized)(i64(0), i64(2))
 
     @property
-    def _in_global(self) -> bool:
+    def in_global(self) -> bool:
         """Is the input in global memory, so that it is worth loading ahead as the weights are?"""
         return self.view.region is None
 
@@ -218,7 +211,7 @@ class Product:
             compute(0, first + (rounds - 1) * split.unroll)
 
     @contextmanager
-    def _if_valid(self, step: Expr) -> Iterator[None]:
+    def if_valid(self, step: Expr) -> Iterator[None]:
         """Around the arithmetic of a step that may lie behind the last one."""
         with ExitStack() as stack:
             if self.split.parts * self.split.steps != self.shape.steps:
@@ -226,7 +219,7 @@ class Product:
                 stack.enter_context(T.Then())
             yield
 
-    def _tap(self, step: Expr) -> tuple[Expr, Expr, Expr]:
+    def tap(self, step: Expr) -> tuple[Expr, Expr, Expr]:
         """(kernel row, kernel column, step within the channels) of a step, the last one's of those
         that lie behind it (loaded ahead, never used)."""
         step = tirx.min(step, i64(self.shape.steps - 1))
@@ -235,7 +228,7 @@ class Product:
         tap, block = tirx.floordiv(step, blocks), tirx.floormod(step, blocks)
         return tirx.floordiv(tap, kw), tirx.floormod(tap, kw), block
 
-    def _load_input(
+    def load_input_element(
         self, lead: tuple[Expr, ...], position: Expr, tap: tuple[Expr, Expr, Expr], channel: Expr
     ) -> Expr:
         """The element of the input that ``position`` reads through a tap."""
@@ -256,7 +249,7 @@ class Product:
         )
         if self.narrow:
             # ``channel`` runs on over the columns of the window.
-            last = self.shape.blocks * (HALF_STEP // NARROW) - 1
+            last = self.shape.blocks * (self.shape.depth // NARROW) - 1
             x = x.plus(Pos(tirx.floordiv(channel, NARROW), 0, last))
             channel = tirx.floormod(channel, NARROW)
         return self._load(At(lead, origin, y, x), channel)
@@ -265,7 +258,7 @@ class Product:
         buffer, index = self.emitter.place(self.view, self.node.inputs[0], at, channel)
         return buffer[tuple(index)]
 
-    def _phase(self, block: Expr, lead: tuple[Expr, ...]) -> tuple[tuple[Expr, Expr], Expr]:
+    def weight_block(self, block: Expr, lead: tuple[Expr, ...]) -> tuple[tuple[Expr, Expr], Expr]:
         """The tap and the block of output channels of a block of columns."""
         tall, wide = self.phases
         count = self.shape.columns // lanes_of(self.node, self.emitter.group) // (tall * wide)
@@ -275,93 +268,7 @@ class Product:
             block = block + lead[3] * count
         return (tirx.floordiv(phase, wide), tirx.floormod(phase, wide)), block
 
-    def _half_body(self, lead: tuple[Expr, ...], thread: Expr, result: Any) -> None:
-        split = self.split
-        tiles, columns = split.rows // 16, split.columns // 8
-        acc = _registers(tiles * columns * 4, "float32")
-        ahead = 2 if self._in_global else 1
-        loaded = _registers(ahead * split.unroll * tiles * 16, "float16")
-        a = _registers(16, "float16")
-        b = _registers(2 * split.unroll * columns * 8, "float16")
-        weight = self.emitter.globals[self.node.weight or ""]
-        blocks = int(weight.ty.shape[0])
-
-        def load_weights(buffer: int, step: Expr, job: Job) -> None:
-            quad, row = tirx.floormod(job.lane, 4), tirx.floordiv(job.lane, 4)
-            with T.unroll(i64(0), i64(split.unroll)) as u:
-                tap = self._tap(step + u)
-                with T.unroll(i64(0), i64(columns)) as j:
-                    block, where = job.column_tile * columns + j, tap[:2]
-                    if self.phases != (1, 1):
-                        where, block = self._phase(block, lead)
-                    elif not self.full:
-                        block = block + lead[3] * (self.shape.columns // 8)
-                    block = tirx.min(block, i64(blocks - 1))
-                    with T.vectorized(i64(0), i64(8)) as v:
-                        index = (block, *where, tap[2], row, quad * 8 + v)
-                        to = ((buffer * split.unroll + u) * columns + j) * 8 + v
-                        T.buffer_store(b, weight[index], [to])
-
-        def load_input(buffer: int, step: Expr, job: Job) -> None:
-            quad, row = tirx.floormod(job.lane, 4), tirx.floordiv(job.lane, 4)
-            piece = NARROW if self.narrow else 8
-            with T.unroll(i64(0), i64(split.unroll)) as u:
-                tap = self._tap(step + u)
-                channel = tap[2] * HALF_STEP + quad * 8
-                if self.padded % HALF_STEP and not self.narrow:
-                    # Their weights are zero; any finite value will do.
-                    channel = tirx.min(channel, i64(self.padded - 8))
-                with T.unroll(i64(0), i64(2 * tiles)) as i:
-                    position = job.row_tile * split.rows + i * 8 + row
-                    for first in range(0, 8, piece):
-                        with T.vectorized(i64(0), i64(piece)) as v:
-                            value = self._load_input(lead, position, tap, channel + first + v)
-                            to = ((buffer * split.unroll + u) * 2 * tiles + i) * 8 + first + v
-                            T.buffer_store(loaded, value, [to])
-
-        def multiply(buffer: int, step: Expr) -> None:
-            held = buffer if self._in_global else 0
-            with (
-                T.unroll(i64(0), i64(split.unroll)) as u,
-                self._if_valid(step + u),
-                T.unroll(i64(0), i64(tiles)) as i,
-            ):
-                # Registers of an mma: (row, low), (row + 8, low), (row, high), (row + 8, high).
-                for k in range(2):
-                    for register in range(4):
-                        high, lower = divmod(register, 2)
-                        source = ((held * split.unroll + u) * tiles + i) * 2 + lower
-                        with self._pair() as v:
-                            value = loaded[source * 8 + (k * 4 + high * 2) + v]
-                            value = self._operand(value)
-                            T.buffer_store(a, value, [k * 8 + register * 2 + v])
-                with T.unroll(i64(0), i64(columns)) as j:
-                    for k in range(2):
-                        at = ((buffer * split.unroll + u) * columns + j) * 8 + k * 4
-                        to = (i * columns + j) * 4
-                        T.evaluate(_mma(a, i64(k * 8), b, at, acc, to))
-
-        with self._jobs(thread) as job:
-            with job.guard():
-                _fill(acc, tiles * columns * 4)
-                self._rounds(job, load_weights, load_input, multiply)
-            quad, row = tirx.floormod(job.lane, 4), tirx.floordiv(job.lane, 4)
-            with (
-                job.guard(),
-                T.unroll(i64(0), i64(2 * tiles)) as i,
-                T.unroll(i64(0), i64(columns)) as j,
-                T.vectorized(i64(0), i64(2)) as v,
-            ):
-                index = [
-                    *lead,
-                    job.part,
-                    job.row_tile * split.rows + i * 8 + row,
-                    job.column_tile * split.columns + j * 8 + quad * 2 + v,
-                ]
-                register = (tirx.floordiv(i, 2) * columns + j) * 4 + tirx.floormod(i, 2) * 2
-                T.buffer_store(result, acc[register + v], index)
-
-    def _rounds(
+    def rounds(
         self,
         job: Job,
         load_weights: Callable[[int, Expr, Job], None],
@@ -372,107 +279,19 @@ class Product:
 
         def load(buffer: int, step: Expr) -> None:
             load_weights(buffer, step, job)
-            if self._in_global:
+            if self.in_global:
                 load_input(buffer, step, job)
 
         def compute(buffer: int, step: Expr) -> None:
-            if not self._in_global:
+            if not self.in_global:
                 load_input(0, step, job)
             multiply(buffer, step)
 
         self._pipeline(job.part, load, compute)
 
-    def _simt_body(self, lead: tuple[Expr, ...], thread: Expr, result: Any) -> None:
-        split = self.split
-        down = WARP // split.lanes
-        rows, pieces = split.rows // down, split.columns // split.lanes // VECTOR
-        columns = pieces * VECTOR
-        acc = _registers(rows * columns, "float32")
-        ahead = 2 if self._in_global else 1
-        a = _registers(ahead * split.unroll * rows * VECTOR, "float32")
-        b = _registers(2 * split.unroll * columns * VECTOR, "float32")
-        weight = self.emitter.globals[self.node.weight or ""]
-        blocks, stored = int(weight.ty.shape[0]), int(weight.ty.shape[3])
-
-        def channel_of(job: Job, piece: int) -> Expr:
-            across = tirx.floormod(job.lane, split.lanes)
-            first = job.column_tile * split.columns + piece * (split.lanes * VECTOR)
-            return first + across * VECTOR
-
-        def row_of(job: Job) -> Expr:
-            return job.row_tile * split.rows + tirx.floordiv(job.lane, split.lanes)
-
-        def load_weights(buffer: int, step: Expr, job: Job) -> None:
-            with T.unroll(i64(0), i64(split.unroll)) as u:
-                tap = self._tap(step + u)
-                for piece in range(pieces):
-                    channel, where = channel_of(job, piece), tap[:2]
-                    if not self.full and self.phases == (1, 1):
-                        channel = channel + lead[3] * self.shape.columns
-                    block, first = tirx.floordiv(channel, LANES), tirx.floormod(channel, LANES)
-                    if self.phases != (1, 1):
-                        where, block = self._phase(block, lead)
-                    block = tirx.min(block, i64(blocks - 1))
-                    with (
-                        T.unroll(i64(0), i64(VECTOR)) as k,
-                        T.vectorized(i64(0), i64(VECTOR)) as v,
-                    ):
-                        depth = tap[2] * VECTOR + k
-                        if self.padded > stored:
-                            depth = tirx.min(depth, i64(stored - 1))
-                        to = ((buffer * split.unroll + u) * VECTOR + k) * columns + piece * VECTOR
-                        index = (block, *where, depth, first + v)
-                        T.buffer_store(b, weight[index], [to + v])
-
-        def load_input(buffer: int, step: Expr, job: Job) -> None:
-            with T.unroll(i64(0), i64(split.unroll)) as u:
-                tap = self._tap(step + u)
-                with (
-                    T.unroll(i64(0), i64(rows)) as i,
-                    T.vectorized(i64(0), i64(VECTOR)) as v,
-                ):
-                    position, channel = row_of(job) + i * down, tap[2] * VECTOR + v
-                    value = self._load_input(lead, position, tap, channel)
-                    to = ((buffer * split.unroll + u) * rows + i) * VECTOR + v
-                    T.buffer_store(a, value, [to])
-
-        def multiply(buffer: int, step: Expr) -> None:
-            held = buffer if self._in_global else 0
-            with (
-                T.unroll(i64(0), i64(split.unroll)) as u,
-                self._if_valid(step + u),
-                T.unroll(i64(0), i64(VECTOR)) as k,
-                T.unroll(i64(0), i64(rows)) as i,
-                T.unroll(i64(0), i64(columns)) as n,
-            ):
-                left = self._operand(a[((held * split.unroll + u) * rows + i) * VECTOR + k])
-                right = b[((buffer * split.unroll + u) * VECTOR + k) * columns + n]
-                at = i * columns + n
-                T.buffer_store(acc, acc[at] + left * right, [at])
-
-        with self._jobs(thread) as job:
-            with job.guard():
-                _fill(acc, rows * columns)
-                self._rounds(job, load_weights, load_input, multiply)
-            with job.guard(), T.unroll(i64(0), i64(rows)) as i:
-                for piece in range(pieces):
-                    with T.vectorized(i64(0), i64(VECTOR)) as v:
-                        index = [
-                            *lead,
-                            job.part,
-                            row_of(job) + i * down,
-                            channel_of(job, piece) + v,
-                        ]
-                        T.buffer_store(result, acc[i * columns + piece * VECTOR + v], index)
-
-
-def _no_operand(tensor: str) -> Expr:
-    raise AssertionError(f"a prologue that reads {tensor} is applied to a staged copy")
-
-
-def _registers(size: int, dtype: str) -> Any:
-    """Registers of a thread."""
-    return T.sblock_alloc_buffer((i64(size),), dtype, scope="local")
+    @abstractmethod
+    def body(self, lead: tuple[Expr, ...], thread: Expr, result: Any) -> None:
+        """Emit what a thread does; ``result`` takes the parts."""
 
 
 def _whole(buffer: Any, lead: tuple[Expr, ...]) -> Any:
@@ -481,13 +300,16 @@ def _whole(buffer: Any, lead: tuple[Expr, ...]) -> Any:
     return buffer[(*lead, *rest)]
 
 
-def _fill(buffer: Any, size: int) -> None:
+def fill(buffer: Any, size: int) -> None:
+    """Set the accumulators to zero."""
     with T.unroll(i64(0), i64(size)) as i:
         T.buffer_store(buffer, tirx.FloatImm("float32", 0.0), [i])
 
 
-def _mma(a: Any, a_at: Expr, b: Any, b_at: Expr, acc: Any, at: Expr) -> Expr:
-    return tirx.call_intrin(
-        "float32", "tirx.ptx_legacy.mma", "m16n8k16", "row", "col", "fp16", "fp16", "fp32",
-        a.data, a_at, b.data, b_at, acc.data, at, False,
-    )  # fmt: skip
+def registers(size: int, dtype: str) -> Any:
+    """Registers of a thread."""
+    return T.sblock_alloc_buffer((i64(size),), dtype, scope="local")
+
+
+def _no_operand(tensor: str) -> Expr:
+    raise AssertionError(f"a prologue that reads {tensor} is applied to a staged copy")
