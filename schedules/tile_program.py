@@ -34,6 +34,7 @@ from optifx_tvm.partition import Tile
 from optifx_tvm.schedules.nests import Accumulated, Nest, NestEmitter, Source, Target
 from optifx_tvm.schedules.packing import packed_index
 from optifx_tvm.schedules.positions import At, Expr, Pos, View, all_of, i64
+from optifx_tvm.schedules.product import WARP
 from optifx_tvm.schedules.product_float import FloatProduct
 from optifx_tvm.schedules.product_half import HalfProduct
 from optifx_tvm.schedules.steps import apply_steps, f32
@@ -42,6 +43,14 @@ from optifx_tvm.schedules.windows import pool_divisor, tap_position, taps
 SLACK = 31
 """Columns that an accumulator may compute beyond its region, so that a register block need not
 divide the width: reads are clamped into the image, the surplus is never stored."""
+
+
+FIRST_WAVE = 128
+"""Blocks that prefetch weights: at most those that run at once on a large GPU."""
+LINE_BYTES = 128
+"""Of the L2 cache."""
+PREFETCH_BYTES = 64 * 1024
+"""Weights below this size are not worth prefetching."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,8 @@ def build_tile_program(
         tiles = math.prod(emitter.lead_extents)
         with _outer_loop(outer, tiles) as g:
             emitter.lead = unravel(g, emitter.lead_extents)
+            if warps:
+                emitter.prefetch_weights(g, tiles)
             for node in group.nodes:
                 emitter.emit(node)
     return TileProgram(builder.get(), tuple(emitter.nests), tiles, warps, emitter.clocks)
@@ -101,6 +112,35 @@ def unravel(index: Expr, extents: tuple[int, ...]) -> tuple[Expr, ...]:
 
 class _Emitter(NestEmitter):
     """Emits the nests of one group, operator by operator."""
+
+    def prefetch_weights(self, block: Expr, blocks: int) -> None:
+        """Ask for the weights of products to be brought from DRAM into L2, a share by each of the
+        first blocks: a warp loads them only one round ahead, which hides the latency of L2."""
+        threads, first = self.warps * WARP, min(blocks, FIRST_WAVE)
+        for node in self.group.nodes:
+            if not self.as_product(node):
+                continue
+            weight = self.globals[node.weight or ""]
+            shape = tuple(int(e) for e in weight.ty.shape)
+            bits = {"float32": 32, "float16": 16}[str(weight.ty.dtype)]
+            step = 8 * LINE_BYTES // bits
+            lines = -(-math.prod(shape) // step)
+            if lines * LINE_BYTES < PREFETCH_BYTES:
+                continue
+            turns = -(-lines // (first * threads))
+            with (
+                T.thread_binding(i64(0), i64(threads), thread="threadIdx.x") as thread,
+                T.sblock(f"{node.name}_prefetch"),
+            ):
+                own = T.axis.spatial(i64(blocks), block)
+                lane = T.axis.spatial(i64(threads), thread)
+                T.reads()
+                T.writes()
+                with T.serial(i64(0), i64(turns)) as turn:
+                    line = (turn * first + own) * threads + lane
+                    with T.If(tirx.all(own < first, line < lines)), T.Then():
+                        element = weight[unravel(line * step, shape)]
+                        T.evaluate(T.ptx.prefetch.global_.L2(tirx.address_of(element)))
 
     def emit(self, node: Node) -> None:
         """Emit everything that computes ``node``."""

@@ -13,6 +13,7 @@ _CALLS = (
         r"emu::copy_async_call<\1, \2, \3>(",
     ),
     (re.compile(r"tvm_builtin_ptx_cp_async_commit_group\w*\("), "emu::commit_copies("),
+    (re.compile(r"tvm_builtin_ptx_prefetch_\w+\("), "emu::prefetch("),
     (re.compile(r"tvm_builtin_ptx_cp_async_wait_group\w*?_(\d+)\("), r"emu::wait_copies(\1"),
 )
 

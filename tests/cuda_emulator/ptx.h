@@ -38,6 +38,9 @@ inline half half_of(uint pair, int index) {
   return value;
 }
 
+/// A hint: nothing to do, but the address is evaluated.
+template <class T> void prefetch(T&&) {}
+
 /// D = A * B + C of one warp: A 16 x K, B K x 8, both f16. REGS registers of A, REGS / 2 of B.
 template <int K> void multiply_accumulate(const uint* a, const uint* b, float* c) {
   struct Operands {
