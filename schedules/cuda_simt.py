@@ -1,4 +1,6 @@
-"""CUDA template for the ordinary cores: fp32, or fp16 with fp32 accumulation.
+"""CUDA template: everything but the products of warp tiles (product.py), which are emitted in their
+final form: copies, element-wise nests, pooling, depthwise and grouped convolutions; float32, or
+float16 with float32 arithmetic.
 
 Phase 1  split the columns and channels of each reducing nest into register tiles, channels fastest
          over the threads (coalesced weights and stores)

@@ -13,7 +13,7 @@ from optifx_tvm.partition import Tile
 from optifx_tvm.schedules.cpu import schedule_cpu
 from optifx_tvm.schedules.cuda_simt import BLOCK, schedule_simt
 from optifx_tvm.schedules.shared_memory import shared_bytes, smaller_tiles
-from optifx_tvm.schedules.tile_program import build_tile_program
+from optifx_tvm.schedules.tile_program import TileProgram, build_tile_program
 
 
 def schedule_group(group: ConvGraph, tile: Tile, target: Target) -> tirx.PrimFunc | None:
@@ -30,14 +30,23 @@ def schedule_group(group: ConvGraph, tile: Tile, target: Target) -> tirx.PrimFun
     return None
 
 
+def _programs(group: ConvGraph, tile: Tile) -> list[TileProgram]:
+    """The programs for the numbers of warps to choose from, the fastest by estimate first."""
+    programs = []
+    for warps in WARPS:
+        programs.append(build_tile_program(group, tile, outer=BLOCK, warps=warps))
+        if not programs[-1].clocks:  # no products, so that they are all the same
+            break
+    return sorted(programs, key=lambda program: program.clocks)
+
+
 def _schedule_cuda(group: ConvGraph, tile: Tile, device: DeviceSpec) -> tirx.PrimFunc:
     analysis = GroupAnalysis(group, device)
     for candidate in smaller_tiles(group, tile):
         # Cheap estimate first: building a program takes a hundred times as long.
         if candidate != tile and analysis.footprint(candidate).shared_bytes > device.block_bytes:
             continue
-        programs = [build_tile_program(group, candidate, outer=BLOCK, warps=w) for w in WARPS]
-        for program in sorted(programs, key=lambda program: program.clocks):
+        for program in _programs(group, candidate):
             scheduled = schedule_simt(program)
             if shared_bytes(scheduled) <= device.block_bytes:
                 return scheduled

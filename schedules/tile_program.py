@@ -9,7 +9,8 @@ need. Positions of an intermediate outside its image are written with the paddin
 operator that reads it. A concat has no nest where its producers can write their slices in place,
 and no buffer where it is only read through staged copies (DenseNet).
 
-llvm, CUDA SIMT and tensor-core templates are schedules of this same function. Its parameters are
+The llvm and CUDA templates are schedules of this same function; for CUDA, dense convolutions are
+emitted at the level of warps (product.py). Its parameters are
 the group's inputs, params (weights packed, see packing.py) and outputs, so the signature depends on
 the group alone and any tile can be swapped in later.
 """

@@ -20,8 +20,8 @@ PLAIN = 0.05
 """GPU: reached share of the float32 peak by dense convolutions that can't be products."""
 GPU_EFFICIENCY = {"matrix": PLAIN, "depthwise": 0.1, "pool": 0.1, "copy": 0.2}
 CPU_EFFICIENCY = {"matrix": 0.75, "depthwise": 0.5, "pool": 0.2, "copy": 0.15}
-"""Reached share of the peak by kind of stage: of the float32 peak, except that dense float16
-convolutions of a GPU run on its tensor cores."""
+"""Reached share of the float32 peak by kind of stage. Dense convolutions of a GPU that are products
+are priced in clocks (analysis/warp_split.py)."""
 SHARED_CACHE = 1.01
 """CPU: factor on the arithmetic of several stages in one kernel, whose weights and tiles evict each
 other from L1 (measured: 0 to 3 percent)."""
@@ -48,7 +48,8 @@ class RooflineCostModel:
 
     | term       | GPU                                   | CPU                                   |
     |------------|---------------------------------------|---------------------------------------|
-    | arithmetic | n * sum over stages of FLOP / (peak of a unit * efficiency), channels rounded |
+    | arithmetic | n * sum over stages of clocks of the product, or FLOP / (peak of a unit *      |
+    |            | efficiency), channels rounded                                                 |
     |            | up to 16 (GPU: positions too); GPU: * 1.25 if a block is alone on its SM;     |
     |            | CPU: * 1.01 if there are several stages                                       |
     | on chip    | n * bytes / shared bandwidth of a SM  | n * 2 * buffers / L1 (or, if they     |
