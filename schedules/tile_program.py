@@ -10,9 +10,9 @@ operator that reads it. A concat has no nest where its producers can write their
 and no buffer where it is only read through staged copies (DenseNet).
 
 The llvm and CUDA templates are schedules of this same function; for CUDA, dense convolutions are
-emitted at the level of warps (product.py). Its parameters are
-the group's inputs, params (weights packed, see packing.py) and outputs, so the signature depends on
-the group alone and any tile can be swapped in later.
+emitted at the level of warps (product.py). Its parameters are the group's inputs, params (weights
+packed, see packing.py) and outputs, so the signature depends on the group alone and any tile can be
+swapped in later.
 """
 
 from __future__ import annotations

@@ -48,10 +48,9 @@ class RooflineCostModel:
 
     | term       | GPU                                   | CPU                                   |
     |------------|---------------------------------------|---------------------------------------|
-    | arithmetic | n * sum over stages of clocks of the product, or FLOP / (peak of a unit *      |
-    |            | efficiency), channels rounded                                                 |
-    |            | up to 16 (GPU: positions too); GPU: * 1.25 if a block is alone on its SM;     |
-    |            | CPU: * 1.01 if there are several stages                                       |
+    | arithmetic | n * sum over stages of FLOP / (peak of a unit * efficiency), channels rounded |
+    |            | up to 16; GPU: of a product its clocks instead; * 1.25 if a block is alone on |
+    |            | its SM; CPU: * 1.01 if there are several stages                               |
     | on chip    | n * bytes / shared bandwidth of a SM  | n * 2 * buffers / L1 (or, if they     |
     |            |                                       | exceed it, L2) bandwidth of a core    |
     | streams    | n * weights and inputs of a block     | n * weights and inputs of a block     |
@@ -59,7 +58,8 @@ class RooflineCostModel:
     |            |                                       | outputs                               |
     | device     | L2: all bytes; DRAM: weights once,    |                                       |
     |            | activations that exceed half of L2    |                                       |
-    | latency    | ceil(n / resident) * (block + stages) | n * task                              |
+    | latency    | ceil(n / resident) * (block + stages  | n * task                              |
+    |            | + gathered parts of concats)          |                                       |
     | total      | launch + latency + max(terms) + exposed * (sum of terms - max)                |
     """
 
