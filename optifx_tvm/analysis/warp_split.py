@@ -14,8 +14,6 @@ from optifx_tvm.analysis.products import ProductShape
 
 WARPS = (16, 8)
 """Warps of a block to choose from."""
-RESULT_LIMIT = 96 * 1024
-"""Bytes of shared memory for the result of a product."""
 RESULT_PITCH = (32, 8)
 """(factor, offset) of the pitch of a result, two columns a lane: its rows fall into different
 banks."""
@@ -94,8 +92,7 @@ def result_pitch(columns: int) -> int:
 
 @cache
 def choose_split(shape: ProductShape, warps: int) -> WarpSplit:
-    """The split among the warps of a block with the least estimate, of those whose result leaves
-    shared memory for tiles (if there is any)."""
+    """The split among the warps of a block with the least estimate."""
     registers = _REGISTERS // (warps * 32) - _OTHER_REGISTERS
     tiles = _half_tiles() if shape.half else _simt_tiles(shape.depth)
     options = [
@@ -105,7 +102,7 @@ def choose_split(shape: ProductShape, warps: int) -> WarpSplit:
         for parts in _PARTS
         if parts <= min(warps, shape.steps)
     ]
-    return min(options, key=lambda split: (split.result_bytes > RESULT_LIMIT, split.clocks))
+    return min(options, key=lambda split: split.clocks)
 
 
 @dataclass(frozen=True)
