@@ -118,7 +118,7 @@ def test_kinds_of_work():
 
 def test_limits_of_devices():
     b = GroupBuilder()
-    b.conv(b.conv(b.input(28, 28, 512), 128, 1), 64, 3)
+    b.depthwise(b.depthwise(b.input(28, 28, 256)))
     group, tile = b.graph(), Tile(7, 7)
     assert not footprint(group, tile, RTX_4090).fits
     assert footprint(group, tile, H200).fits
