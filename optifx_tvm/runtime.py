@@ -22,6 +22,7 @@ from tvm import relax
 from optifx_tvm import artifact
 from optifx_tvm.artifact import ModelInfo, TensorInfo
 from optifx_tvm.errors import InputError, ModelError, OptionError, TargetError
+from optifx_tvm.target import default_threads
 
 Inputs = Mapping[str, Any] | Sequence[Any] | np.ndarray
 
@@ -139,6 +140,9 @@ class CompiledModel:
     def _main(self) -> Any:
         device = self._device
         self._check_origin()
+        # TVM's pool takes half of the processors for cores with two threads each; it reads this
+        # when it starts. A user's own value stays.
+        os.environ.setdefault("TVM_NUM_THREADS", str(default_threads()))
         module = tvm.runtime.load_module(str(self._library))
         self._machine = relax.VirtualMachine(module, device)
         return self._machine["main"]

@@ -7,6 +7,7 @@ import json
 import os
 import re
 
+import psutil
 import tvm
 import tvm_ffi
 from tvm.target import Target, codegen
@@ -96,6 +97,12 @@ def _usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux: a container may grant fewer than the machine has
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def default_threads() -> int:
+    """Threads of a model on this CPU: one for every core that may be used (not for every thread
+    of a core: kernels keep the vector units of a core busy)."""
+    return min(_usable_cores(), psutil.cpu_count(logical=False) or _usable_cores())
 
 
 def _gpu_target() -> Target:
