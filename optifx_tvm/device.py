@@ -54,6 +54,11 @@ class DeviceSpec:
     """CPU: width of a vector register."""
 
     @property
+    def has_mma(self) -> bool:
+        """GPU: does it have mma.m16n8k16 of float16 (Ampere and later)?"""
+        return self.kind == "gpu" and _version(self.arch) >= 80
+
+    @property
     def clock(self) -> float:
         """GPU: clocks per second (boost), from the peak of 128 multiply-adds per clock and SM."""
         return self.fp32_flops / (256 * self.units)

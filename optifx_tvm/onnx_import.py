@@ -33,7 +33,6 @@ CONVERSION_ERRORS = (
     AssertionError,
     AttributeError,
     LookupError,
-    NotImplementedError,
     RuntimeError,
     TypeError,
     ValueError,

@@ -20,7 +20,6 @@ _FAILURES = (
     AssertionError,
     AttributeError,
     LookupError,
-    NotImplementedError,
     OSError,
     RuntimeError,
     TypeError,

@@ -192,24 +192,6 @@ class Product(ABC):
         """Is the input in global memory, so that it is worth loading ahead as the weights are?"""
         return self.view.region is None
 
-    def _pipeline(
-        self, part: Expr, load: Callable[[int, Expr], None], compute: Callable[[int, Expr], None]
-    ) -> None:
-        """Emit the rounds of a part, a round is ``unroll`` steps: ``load(b, step)`` fills operand
-        buffer b (0 or 1) for the round that starts at a step while ``compute`` uses the other."""
-        split = self.split
-        rounds = split.steps // split.unroll
-        first = part * split.steps
-        load(0, first)
-        if rounds > 1:
-            with T.serial(i64(0), i64(rounds // 2)) as pair:
-                for b in range(2):
-                    step = first + (pair * 2 + b) * split.unroll
-                    load(1 - b, step + split.unroll)
-                    compute(b, step)
-        if rounds % 2:
-            compute(0, first + (rounds - 1) * split.unroll)
-
     @contextmanager
     def if_valid(self, step: Expr) -> Iterator[None]:
         """Around the arithmetic of a step that may lie behind the last one."""
@@ -275,7 +257,12 @@ class Product(ABC):
         load_input: Callable[[int, Expr, Job], None],
         multiply: Callable[[int, Expr], None],
     ) -> None:
-        """Emit the pipeline of one job; operands in shared memory are loaded when needed."""
+        """Emit the rounds of one job; a round is ``unroll`` steps. What comes from global memory is
+        loaded into operand buffer 0 or 1 for the next round while the other is used, what lies in
+        shared memory when it is needed."""
+        split = self.split
+        count = split.steps // split.unroll
+        start = job.part * split.steps
 
         def load(buffer: int, step: Expr) -> None:
             load_weights(buffer, step, job)
@@ -287,7 +274,15 @@ class Product(ABC):
                 load_input(0, step, job)
             multiply(buffer, step)
 
-        self._pipeline(job.part, load, compute)
+        load(0, start)
+        if count > 1:
+            with T.serial(i64(0), i64(count // 2)) as pair:
+                for b in range(2):
+                    step = start + (pair * 2 + b) * split.unroll
+                    load(1 - b, step + split.unroll)
+                    compute(b, step)
+        if count % 2:
+            compute(0, start + (count - 1) * split.unroll)
 
     @abstractmethod
     def body(self, lead: tuple[Expr, ...], thread: Expr, result: Any) -> None:

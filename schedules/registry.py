@@ -6,6 +6,7 @@ from tvm import tirx
 from tvm.target import Target
 
 from optifx_tvm.analysis.footprint import GroupAnalysis
+from optifx_tvm.analysis.products import is_matrix_packed
 from optifx_tvm.analysis.warp_split import WARPS
 from optifx_tvm.device import DeviceSpec
 from optifx_tvm.graph import ConvGraph
@@ -30,8 +31,11 @@ def schedule_group(group: ConvGraph, tile: Tile, target: Target) -> tirx.PrimFun
     return None
 
 
-def _programs(group: ConvGraph, tile: Tile) -> list[TileProgram]:
+def _programs(group: ConvGraph, tile: Tile, device: DeviceSpec) -> list[TileProgram]:
     """The programs for the numbers of warps to choose from, the fastest by estimate first."""
+    half = any(node.weight and is_matrix_packed(node, group) for node in group.nodes)
+    if half and not device.has_mma:
+        return [build_tile_program(group, tile, outer=BLOCK)]
     programs = []
     for warps in WARPS:
         programs.append(build_tile_program(group, tile, outer=BLOCK, warps=warps))
@@ -46,7 +50,7 @@ def _schedule_cuda(group: ConvGraph, tile: Tile, device: DeviceSpec) -> tirx.Pri
         # Cheap estimate first: building a program takes a hundred times as long.
         if candidate != tile and analysis.footprint(candidate).shared_bytes > device.block_bytes:
             continue
-        for program in _programs(group, candidate):
+        for program in _programs(group, candidate, device):
             scheduled = schedule_simt(program)
             if shared_bytes(scheduled) <= device.block_bytes:
                 return scheduled

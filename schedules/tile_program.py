@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T
@@ -44,8 +45,6 @@ from optifx_tvm.schedules.windows import pool_divisor, tap_position, taps
 SLACK = 31
 """Columns that an accumulator may compute beyond its region, so that a register block need not
 divide the width: reads are clamped into the image, the surplus is never stored."""
-
-
 FIRST_WAVE = 128
 """Blocks that prefetch weights: at most those that run at once on a large GPU."""
 LINE_BYTES = 128
@@ -123,8 +122,7 @@ class _Emitter(NestEmitter):
                 continue
             weight = self.globals[node.weight or ""]
             shape = tuple(int(e) for e in weight.ty.shape)
-            bits = {"float32": 32, "float16": 16}[str(weight.ty.dtype)]
-            step = 8 * LINE_BYTES // bits
+            step = LINE_BYTES // np.dtype(str(weight.ty.dtype)).itemsize
             lines = -(-math.prod(shape) // step)
             if lines * LINE_BYTES < PREFETCH_BYTES:
                 continue

@@ -19,7 +19,13 @@ from typing import NamedTuple
 
 from optifx_tvm.analysis.channels import ChannelRange, channel_plan, is_depthwise, passes_slice
 from optifx_tvm.analysis.placement import Placement, StageKey, pitch_of
-from optifx_tvm.analysis.products import ProductShape, is_phased, is_product, product_shape
+from optifx_tvm.analysis.products import (
+    ProductShape,
+    is_matrix_packed,
+    is_phased,
+    is_product,
+    product_shape,
+)
 from optifx_tvm.analysis.region import Region1D, TileSpace, input_region, tile_space
 from optifx_tvm.analysis.warp_split import WARPS, choose_split
 from optifx_tvm.device import DeviceSpec
@@ -271,6 +277,8 @@ class GroupAnalysis:
         node, group = self.group.by_name[name], self.group
         sliced = slices if channels < group.shape(name)[3] else 1
         if not is_product(node, group, channels, sliced):
+            return None
+        if is_matrix_packed(node, group) and not self.device.has_mma:
             return None
         tall = node.window.kernel[0] if is_phased(node) else 1
         streamed = node.inputs[0] in group.inputs and not self.placement.is_staged(node)

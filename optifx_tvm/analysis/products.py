@@ -18,8 +18,6 @@ MATRIX_BLOCK = (8, 32)
 """Output and input channels in one block of a matrix-packed weight."""
 NARROW = 4
 """Most input channels of a narrow convolution, and what they are padded to."""
-
-
 HALF_STEP = 32
 """Input channels of one step of a float16 product: two mma.m16n8k16."""
 FLOAT_STEP = 4

@@ -63,3 +63,14 @@ def test_spills_and_static_shared_memory_are_read_back() -> None:
     assert found["kernel_a"].static_shared_bytes == 400
     assert found["kernel_a"].spill_bytes > 0
     assert found["kernel_b"].spill_bytes == found["kernel_b"].static_shared_bytes == 0
+
+
+@needs_nvcc
+def test_half_precision_before_ampere_does_without_mma() -> None:
+    case = build_case("straight_stem_half")
+    turing = Target({"kind": "cuda", "arch": "sm_75"}, host="llvm")
+    function = schedule_group(case.graph, case.tile, turing)
+    assert function is not None
+    source = cuda_source({"kernel": function}, turing)
+    assert "mma.sync" not in source.text
+    compile_cubin(source.text, "sm_75")

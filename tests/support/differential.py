@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import onnx
@@ -60,7 +61,9 @@ def differences(
     for plan in plans:
         planner: str | Planner = plan
         if plan == "random":
-            planner = lambda graph: random_partition(graph, seed, 1.0 + seed % 3, 6 + seed % 4)  # noqa: E731
+            planner = partial(
+                random_partition, seed=seed, merges=1.0 + seed % 3, largest=6 + seed % 4
+            )
         results = run(mod, feed, pipeline(target, dtype=dtype, planner=planner), target)
         for (name, wanted), got in zip(expected.items(), results, strict=True):
             error = relative_error(got, wanted)
