@@ -35,7 +35,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: str
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Size in bytes."""
         size = {"float32": 4, "float16": 2}[self.dtype]
@@ -70,7 +70,7 @@ class Step:
     op: str
     args: tuple[int | str | float, ...]
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[str, ...]:
         """The tensors it reads besides earlier values."""
         return tuple(a for a in self.args if isinstance(a, str))
@@ -136,6 +136,14 @@ class ConvGraph:
                 found[name].append(node.name)
         return {name: tuple(readers) for name, readers in found.items()}
 
+    @cached_property
+    def _positions(self) -> Mapping[str, int]:
+        return {node.name: i for i, node in enumerate(self.nodes)}
+
+    @cached_property
+    def _params(self) -> frozenset[str]:
+        return frozenset(self.params)
+
     def producers(self, name: str) -> tuple[str, ...]:
         """Nodes whose results node ``name`` reads."""
         return tuple(t for t in self.by_name[name].reads if t in self.by_name)
@@ -148,10 +156,9 @@ class ConvGraph:
         """The group made of these nodes: what it reads from outside becomes inputs and params,
         what is read outside it becomes outputs (all in deterministic order)."""
         wanted = set(names)
-        nodes = tuple(node for node in self.nodes if node.name in wanted)
+        nodes = tuple(self.nodes[i] for i in sorted(self._positions[name] for name in wanted))
         reads = tuple(dict.fromkeys(t for node in nodes for t in node.reads if t not in wanted))
-        known = set(self.params)
-        params = tuple(t for t in reads if t in known)
+        params = tuple(t for t in reads if t in self._params)
         outputs = tuple(
             node.name
             for node in nodes

@@ -17,8 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from optifx_tvm.analysis.channels import ChannelRange, channel_plan, is_depthwise, passes_slice
-from optifx_tvm.analysis.placement import Placement, StageKey, pitch_of
+from optifx_tvm.analysis.channels import ChannelRange, channel_plan, is_depthwise
+from optifx_tvm.analysis.geometry import AxisGeometry, axis_geometry, staged_copies
+from optifx_tvm.analysis.placement import Placement, pitch_of
 from optifx_tvm.analysis.products import (
     ProductShape,
     is_matrix_packed,
@@ -26,7 +27,7 @@ from optifx_tvm.analysis.products import (
     is_product,
     product_shape,
 )
-from optifx_tvm.analysis.region import Region1D, TileSpace, input_region, tile_space
+from optifx_tvm.analysis.region import AxisSpace, TileSpace
 from optifx_tvm.analysis.warp_split import WARPS, choose_split
 from optifx_tvm.device import DeviceSpec
 from optifx_tvm.graph import ConvGraph, Node, Step
@@ -64,13 +65,11 @@ class Stage(NamedTuple):
 class Footprint:
     """Resources of one group with one tile on one device."""
 
-    tiles: tuple[int, int]
-    """Number of tiles in (height, width)."""
+    axes: tuple[AxisSpace, AxisSpace]
+    """Tiles of the rows and of the columns."""
     blocks: int
     waves: int
     """Rounds in which the device's units work through the blocks, one block a unit."""
-    space: TileSpace
-    """Regions of every activation, including their halos; see ``halo``."""
     stages: tuple[Stage, ...]
     """Of one block, in order."""
     flops: int
@@ -89,6 +88,16 @@ class Footprint:
     """Input -> bytes that one block reads of it."""
     capacity: int
     """On-chip bytes that a block may use on this device."""
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Number of tiles in (height, width)."""
+        return self.axes[0].count, self.axes[1].count
+
+    @property
+    def space(self) -> TileSpace:
+        """Regions of every activation, including their halos; see ``halo``."""
+        return TileSpace.of(*self.axes)
 
     @property
     def flops_simt(self) -> int:
@@ -150,71 +159,71 @@ class GroupAnalysis:
         )
         self.written = sum(group.tensors[t].bytes for t in group.outputs)
         self.placement = Placement(group, products=device.kind == "gpu")
-        self.buffered = [node.name for node in group.nodes if self.placement.has_tile(node)]
-        self.staged = self._staged()
+        self.buffered = tuple(n.name for n in group.nodes if self.placement.has_tile(n))
+        self.staged = staged_copies(group, self.placement)
         self.work = [_work(node, group) for node in group.nodes]
         self.needed = sum(
             w.per_element * _size(group.shape(w.node)) + w.per_source * _size(group.shape(w.source))
             for w in self.work
         )
-        self._geometries: dict[tuple[int, int], _Geometry] = {}
+        self._axes: dict[tuple[int, int], AxisGeometry] = {}
         self._plans: dict[int, Mapping[str, ChannelRange]] = {}
+        self._slices: dict[int, tuple[_Share, ...]] = {}
 
     def footprint(self, tile: Tile) -> Footprint:
         """See ``footprint``."""
         group, plan = self.group, self._plan(tile.channel_slices)
-        geometry = self._geometry(tile)
-        space, area = geometry.space, geometry.area
-        rows, cols = space.count
-        blocks = self.batch * rows * cols * tile.channel_slices
+        rows, cols = self._axis(0, tile.height), self._axis(1, tile.width)
+        area = {t: extent * cols.area[t] for t, extent in rows.area.items()}
+        tiles = (rows.space.count, cols.space.count)
+        blocks = self.batch * tiles[0] * tiles[1] * tile.channel_slices
 
         stages, onchip = [], 0
         results = {}
-        for work in self.work:
-            channels, positions = plan[work.node].extent, area[work.node]
-            elements = positions * channels
-            sources = area.get(work.source, positions) * plan[work.source].extent
-            reuse = REUSE if work.kind == "matrix" else 1
-            onchip += elements * work.depth // reuse * self.item[work.source]
+        for work, share in zip(self.work, self._shares(tile.channel_slices), strict=True):
+            positions = area[work.node]
+            elements = positions * share.channels
+            sources = area.get(work.source, positions) * share.source_channels
+            onchip += elements * work.depth // work.reuse * self.item[work.source]
             product = None
-            if self.device.kind == "gpu" and work.kind == "matrix":
-                product = self._product(work.node, positions, channels, tile.channel_slices)
-                if product:
-                    split = choose_split(product, WARPS[0])
-                    results[f"{work.node}.product"] = split.result_bytes
+            if share.product:
+                product = share.product._replace(rows=-(-positions // work.phases))
+                split = choose_split(product, WARPS[0])
+                results[f"{work.node}.product"] = split.result_bytes
+            flops = elements * work.per_element + sources * work.per_source
             stages.append(
                 Stage(
-                    node=work.node,
-                    kind=work.kind,
-                    positions=positions,
-                    channels=channels,
-                    depth=work.depth,
-                    flops=elements * work.per_element + sources * work.per_source,
-                    weight_bytes=work.param_bytes * channels // group.shape(work.node)[-1],
-                    product=product,
+                    work.node,
+                    work.kind,
+                    positions,
+                    share.channels,
+                    work.depth,
+                    flops,
+                    share.weight_bytes,
+                    product,
                 )
             )
         buffers = {
-            name: self._bytes(name, positions, plan[name].extent)
-            for name, positions in geometry.buffered.items()
+            name: self._bytes(name, tall * wide, plan[name].extent)
+            for name, tall, wide in zip(self.buffered, rows.buffered, cols.buffered, strict=True)
         }
-        for copy, positions in zip(self.staged, geometry.staged, strict=True):
+        for copy, tall, wide in zip(self.staged, rows.staged, cols.staged, strict=True):
             channels = group.shape(copy.tensor)[-1]
             if copy.sliced:
                 channels = max(plan[reader.name].extent for reader in copy.readers)
-            size = self._bytes(copy.tensor, positions, channels)
+            size = self._bytes(copy.tensor, tall * wide, channels)
             buffers[f"{copy.tensor}->{copy.readers[0].name}"] = size
         onchip += sum(buffers.values())
         buffers |= results
         inputs = {
-            t: positions * plan[t].extent * self.item[t] for t, positions in geometry.inputs.items()
+            t: tall * wide * plan[t].extent * self.item[t]
+            for t, tall, wide in zip(group.inputs, rows.inputs, cols.inputs, strict=True)
         }
         weights = sum(stage.weight_bytes for stage in stages)
         return Footprint(
-            tiles=space.count,
+            axes=(rows.space, cols.space),
             blocks=blocks,
             waves=-(-blocks // self.device.units),
-            space=space,
             stages=tuple(stages),
             flops=blocks * sum(stage.flops for stage in stages),
             flops_matrix=blocks * sum(s.flops for s in stages if s.kind == "matrix"),
@@ -227,36 +236,13 @@ class GroupAnalysis:
             capacity=self.capacity,
         )
 
-    def _geometry(self, tile: Tile) -> _Geometry:
-        key = (tile.height, tile.width)
-        if key not in self._geometries:
-            space = tile_space(self.group, key)
-            shapes = {t: self.group.shape(t)[1:3] for t in space.regions}
-            regions = space.regions.items()
-            extents = {t: (region.rows.extent, region.cols.extent) for t, region in regions}
-            area = {
-                t: _clip(region.rows, space.count[0], shapes[t][0])
-                * _clip(region.cols, space.count[1], shapes[t][1])
-                for t, region in regions
-            }
-            self._geometries[key] = _Geometry(
-                space=space,
-                area=area,
-                buffered={  # positions outside the image are held where somebody reads them
-                    t: area[t]
-                    if self.placement.tile_fill(t) is None
-                    else extents[t][0] * extents[t][1]
-                    for t in self.buffered
-                },
-                staged=tuple(self._staged_positions(space, copy) for copy in self.staged),
-                inputs={  # what is outside the image is not read; (N, 1, 1, C) has no region
-                    t: min(extents[t][0], shapes[t][0]) * min(extents[t][1], shapes[t][1])
-                    if t in extents
-                    else 1
-                    for t in self.group.inputs
-                },
+    def _axis(self, axis: int, tile: int) -> AxisGeometry:
+        key = (axis, tile)
+        if key not in self._axes:
+            self._axes[key] = axis_geometry(
+                self.group, self.placement, self.buffered, self.staged, axis, tile
             )
-        return self._geometries[key]
+        return self._axes[key]
 
     def _plan(self, slices: int) -> Mapping[str, ChannelRange]:
         if slices not in self._plans:
@@ -270,71 +256,43 @@ class GroupAnalysis:
             channels = -(-channels // CHANNEL_PITCH) * CHANNEL_PITCH
         return positions * channels * self.item[tensor]
 
-    def _product(
-        self, name: str, positions: int, channels: int, slices: int
-    ) -> ProductShape | None:
-        """The product of one tile of a convolution, None if it can't be one."""
-        node, group = self.group.by_name[name], self.group
-        sliced = slices if channels < group.shape(name)[3] else 1
-        if not is_product(node, group, channels, sliced):
+    def _shares(self, slices: int) -> tuple[_Share, ...]:
+        if slices not in self._slices:
+            self._slices[slices] = tuple(self._share(work, slices) for work in self.work)
+        return self._slices[slices]
+
+    def _share(self, work: _Work, slices: int) -> _Share:
+        plan, whole = self._plan(slices), self.group.shape(work.node)[-1]
+        channels = plan[work.node].extent
+        return _Share(
+            channels=channels,
+            source_channels=plan[work.source].extent,
+            weight_bytes=work.param_bytes * channels // whole,
+            product=self._product(work, channels, slices if channels < whole else 1),
+        )
+
+    def _product(self, work: _Work, channels: int, slices: int) -> ProductShape | None:
+        """The product of one position of a node, None if it is not computed as a product."""
+        node, group = self.group.by_name[work.node], self.group
+        if self.device.kind != "gpu" or work.kind != "matrix":
+            return None
+        if not is_product(node, group, channels, slices):
             return None
         if is_matrix_packed(node, group) and not self.device.has_mma:
             return None
-        tall = node.window.kernel[0] if is_phased(node) else 1
         streamed = node.inputs[0] in group.inputs and not self.placement.is_staged(node)
-        return product_shape(node, group, (tall, -(-positions // tall)), channels, streamed)
-
-    def _staged(self) -> list[_Copy]:
-        """The staged copies: readers with the same prologue and padding value share one."""
-        placement = self.placement
-        found: dict[StageKey, list[Node]] = {}
-        for node in self.group.nodes:
-            if placement.is_staged(node):
-                found.setdefault(placement.stage_key(node), []).append(node)
-        copies = []
-        for readers in found.values():
-            tensor = readers[0].inputs[0]
-            producer = self.group.by_name.get(tensor)
-            gathered = producer is not None and placement.is_gathered(producer)
-            sliced = not gathered and all(passes_slice(self.group, r) for r in readers)
-            copies.append(_Copy(tensor, tuple(readers), sliced))
-        return copies
-
-    def _staged_positions(self, space: TileSpace, copy: _Copy) -> int:
-        """Positions of one staged copy: the hull of what its readers need."""
-        needs = [input_region(node, space.regions[node.name]) for node in copy.readers]
-        shape = self.group.shape(copy.tensor)
-        padded = self.placement.padding_value(copy.readers[0]) is not None
-        positions = 1
-        for i, axes in enumerate(([r.rows for r in needs], [r.cols for r in needs])):
-            start, end = min(axis.base for axis in axes), max(axis.end for axis in axes)
-            if not padded and space.count[i] == 1:  # nobody reads positions outside the image
-                start, end = max(start, 0), min(end, shape[1 + i])
-            positions *= max(end - start, 1)
-        return positions
+        return product_shape(node, group, (1, 1), channels, streamed)
 
 
 @dataclass(frozen=True)
-class _Geometry:
-    """What depends on the rows and columns of a tile but not on its channel slices: numbers of
-    positions."""
+class _Share:
+    """What one block has of a node's channels."""
 
-    space: TileSpace
-    area: Mapping[str, int]
-    """Computed or read of every activation."""
-    buffered: Mapping[str, int]
-    staged: tuple[int, ...]
-    inputs: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class _Copy:
-    """A staged copy of a tensor."""
-
-    tensor: str
-    readers: tuple[Node, ...]
-    sliced: bool
-    """Has it just the channels that its readers compute (else all)?"""
+    channels: int
+    source_channels: int
+    weight_bytes: int
+    product: ProductShape | None
+    """Of one position."""
 
 
 @dataclass(frozen=True)
@@ -350,6 +308,10 @@ class _Work:
     per_source: int
     """FLOP of the prologue per input element."""
     param_bytes: int
+    reuse: int
+    """Output channels for which a value read is kept in registers."""
+    phases: int
+    """Output positions for each row of a product."""
 
 
 def _work(node: Node, group: ConvGraph) -> _Work:
@@ -374,14 +336,9 @@ def _work(node: Node, group: ConvGraph) -> _Work:
         per_element=flops + _step_flops(node.epilogue),
         per_source=_step_flops(node.prologue),
         param_bytes=sum(group.tensors[t].bytes for t in node.reads if t in params),
+        reuse=REUSE if kind == "matrix" else 1,
+        phases=taps if is_phased(node) else 1,
     )
-
-
-def _clip(axis: Region1D, count: int, size: int) -> int:
-    """Positions that are computed: with a single tile those outside the image are known."""
-    if count > 1:
-        return axis.extent
-    return max(min(axis.end, size) - max(axis.base, 0), 1)
 
 
 def _size(shape: tuple[int, ...]) -> int:

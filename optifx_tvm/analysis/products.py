@@ -8,7 +8,7 @@ the input positions, its columns the output channels of every tap.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from optifx_tvm.graph import ConvGraph, Node
 
@@ -24,9 +24,8 @@ FLOAT_STEP = 4
 """Input channels of one step of a float32 product: 16 bytes."""
 
 
-@dataclass(frozen=True)
-class ProductShape:
-    """Size of the product of one tile."""
+class ProductShape(NamedTuple):
+    """Size of the product of one tile. (A tuple: a search looks up hundreds of thousands.)"""
 
     rows: int
     """Positions."""

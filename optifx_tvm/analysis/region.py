@@ -61,11 +61,16 @@ class RegionError(ValueError):
     """The group has no single tile space; the message says why (used as a refusal reason)."""
 
 
-def _through_axis(op: str, region: Region1D, k: int, s: int, d: int, p: int, name: str) -> Region1D:
-    if op == "conv2d_transpose":
+def through_axis(node: Node, axis: int, region: Region1D) -> Region1D:
+    """The positions of ``node.inputs`` on one axis that ``region`` of its output depends on."""
+    if node.op in ("elementwise", "concat", "opaque"):
+        return region
+    w = node.window
+    k, s, d, p = w.kernel[axis], w.strides[axis], w.dilation[axis], w.padding[axis]
+    if node.op == "conv2d_transpose":
         if region.step % s:
             raise RegionError(
-                f"tile step {region.step} of {name} is not a multiple of its up-sampling {s}"
+                f"tile step {region.step} of {node.name} is not a multiple of its up-sampling {s}"
             )
         first = -((-(region.base + p - (k - 1) * d)) // s)
         last = (region.end - 1 + p) // s
@@ -78,16 +83,16 @@ def input_region(node: Node, region: Region) -> Region:
 
     Raises RegionError if a transposed convolution's tiles do not start at whole input positions.
     """
-    if node.op in ("elementwise", "concat", "opaque"):
-        return region
-    w = node.window
-    rows, cols = (
-        _through_axis(
-            node.op, axis, w.kernel[i], w.strides[i], w.dilation[i], w.padding[i], node.name
-        )
-        for i, axis in enumerate((region.rows, region.cols))
-    )
-    return Region(rows, cols)
+    return Region(through_axis(node, 0, region.rows), through_axis(node, 1, region.cols))
+
+
+@dataclass(frozen=True)
+class AxisSpace:
+    """Tiles of one group on one axis, see ``TileSpace``."""
+
+    count: int
+    regions: Mapping[str, Region1D]
+    owned: Mapping[str, Region1D]
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,15 @@ class TileSpace:
     """Output -> the part of its region that the tile writes; owned parts of all tiles are
     disjoint and cover the image."""
 
+    @staticmethod
+    def of(rows: AxisSpace, cols: AxisSpace) -> TileSpace:
+        """The tiles whose rows and columns these are."""
+        return TileSpace(
+            (rows.count, cols.count),
+            {t: Region(axis, cols.regions[t]) for t, axis in rows.regions.items()},
+            {t: Region(axis, cols.owned[t]) for t, axis in rows.owned.items()},
+        )
+
 
 def tile_space(group: ConvGraph, tile: tuple[int, int]) -> TileSpace:
     """Regions of all activations of ``group`` when one tile is ``tile`` = (rows, columns) of its
@@ -110,65 +124,61 @@ def tile_space(group: ConvGraph, tile: tuple[int, int]) -> TileSpace:
     An axis with a single tile has step 0 everywhere: nothing moves, so any regions have a hull.
     Raises RegionError if the outputs do not share one tile space.
     """
-    anchor = group.nodes[-1].name
-    size = group.shape(anchor)[1:3]
-    count = (-(-size[0] // tile[0]), -(-size[1] // tile[1]))
-    regions: dict[str, Region] = {}
-    owned: dict[str, Region] = {}
+    return TileSpace.of(axis_space(group, 0, tile[0]), axis_space(group, 1, tile[1]))
 
-    def need(tensor: str, region: Region) -> None:
+
+def axis_space(group: ConvGraph, axis: int, tile: int) -> AxisSpace:
+    """``tile_space`` on one axis (0: rows, 1: columns), on which a tile is ``tile`` positions."""
+    anchor = group.nodes[-1].name
+    count = -(-group.shape(anchor)[1 + axis] // tile)
+    regions: dict[str, Region1D] = {}
+    owned: dict[str, Region1D] = {}
+
+    def need(tensor: str, region: Region1D) -> None:
         known = regions.get(tensor)
         hull = region if known is None or known == region else known.hull(region)
         if hull is None:
             raise RegionError(f"consumers of {tensor} need tiles that move at different speeds")
         regions[tensor] = hull
 
-    def need_operand(tensor: str, region: Region) -> None:
+    def need_operand(tensor: str, region: Region1D) -> None:
         shape = group.shape(tensor)
         if len(shape) == 4 and shape[1:3] != (1, 1):
             need(tensor, region)
         elif tensor in group.by_name:  # (N, 1, 1, C), perhaps for a larger image
-            need(tensor, Region(Region1D(0, 0, 1), Region1D(0, 0, 1)))
+            need(tensor, Region1D(0, 0, 1))
 
     for node in reversed(group.nodes):
         if node.name in group.outputs:
-            owned[node.name] = _owned(group, node.name, anchor, tile, count, regions)
+            known = regions.get(node.name)
+            owned[node.name] = _owned(group, node.name, axis, tile, count, known)
             need(node.name, owned[node.name])
         if node.name not in regions:
             raise RegionError(f"{node.name} is neither read nor written by the group")
         region = regions[node.name]
-        source = input_region(node, region)
+        source = through_axis(node, axis, region)
         for tensor in node.inputs:
             need(tensor, source)
         for steps, where in ((node.prologue, source), (node.epilogue, region)):
-            for tensor in (t for step in steps for t in step.tensors):
-                need_operand(tensor, where)
-    return TileSpace(count, regions, owned)
+            for step in steps:
+                for tensor in step.tensors:
+                    need_operand(tensor, where)
+    return AxisSpace(count, regions, owned)
 
 
 def _owned(
-    group: ConvGraph,
-    name: str,
-    anchor: str,
-    tile: tuple[int, int],
-    count: tuple[int, int],
-    regions: Mapping[str, Region],
-) -> Region:
-    """The part of output ``name`` that one tile writes."""
-    extents = group.shape(name)[1:3]
-    known = regions.get(name)
-    axes = []
-    for i in range(2):
-        if count[i] == 1:
-            axes.append(Region1D(0, 0, extents[i]))
-            continue
-        if known is not None:
-            step = (known.rows if i == 0 else known.cols).step
-        elif extents[i] == group.shape(anchor)[1 + i]:
-            step = tile[i]
-        else:
-            raise RegionError(f"outputs {name} and {anchor} differ in size and share no consumer")
-        if step * count[i] < extents[i]:
-            raise RegionError(f"tiles cover {step * count[i]} of {extents[i]} positions of {name}")
-        axes.append(Region1D(step, 0, step))
-    return Region(axes[0], axes[1])
+    group: ConvGraph, name: str, axis: int, tile: int, count: int, known: Region1D | None
+) -> Region1D:
+    """The part of output ``name`` that one tile writes, if ``known`` of it is read."""
+    anchor, extent = group.nodes[-1].name, group.shape(name)[1 + axis]
+    if count == 1:
+        return Region1D(0, 0, extent)
+    if known is not None:
+        step = known.step
+    elif extent == group.shape(anchor)[1 + axis]:
+        step = tile
+    else:
+        raise RegionError(f"outputs {name} and {anchor} differ in size and share no consumer")
+    if step * count < extent:
+        raise RegionError(f"tiles cover {step * count} of {extent} positions of {name}")
+    return Region1D(step, 0, step)

@@ -135,23 +135,3 @@ def _too_big(group: ConvGraph, device: DeviceSpec) -> str:
     where = "shared memory" if device.kind == "gpu" else "L2 cache"
     kilobytes, limit = least / 1024, analysis.capacity / 1024
     return f"its smallest tile needs {kilobytes:.0f} KB of {where}, a block has {limit:.0f} KB"
-
-
-class TileChooser:
-    """``best_tile`` for one device and cost model, remembered by the group's structural hash."""
-
-    def __init__(self, device: DeviceSpec, cost_model: CostModel) -> None:
-        self.device = device
-        self.cost_model = cost_model
-        self._known: dict[str, tuple[Tile, float] | str] = {}
-
-    def __call__(self, group: ConvGraph) -> tuple[Tile, float] | Rejected:
-        """The cheapest tile and its time, or why there is none."""
-        key = group.structural_hash
-        if key not in self._known:
-            found = best_tile(group, self.device, self.cost_model)
-            self._known[key] = found.reason if isinstance(found, Rejected) else found
-        known = self._known[key]
-        if isinstance(known, str):
-            return Rejected(tuple(node.name for node in group.nodes), known)
-        return known

@@ -35,6 +35,7 @@ class Dag:
         for i in reversed(range(len(self.names))):
             for j in bits(self.succs[i]):
                 self.descendants[i] |= self.descendants[j] | 1 << j
+        self._reach: dict[int, tuple[int, int]] = {}
         self._link()
 
     def _link(self) -> None:
@@ -66,17 +67,22 @@ class Dag:
 
     def before(self, mask: int) -> int:
         """Nodes outside ``mask`` that some node of it depends on."""
-        found = 0
-        for i in bits(mask):
-            found |= self.ancestors[i]
-        return found & ~mask
+        return self.reach(mask)[0]
 
     def after(self, mask: int) -> int:
         """Nodes outside ``mask`` that depend on some node of it."""
-        found = 0
-        for i in bits(mask):
-            found |= self.descendants[i]
-        return found & ~mask
+        return self.reach(mask)[1]
+
+    def reach(self, mask: int) -> tuple[int, int]:
+        """``before`` and ``after``; remembered, for a search asks again and again."""
+        known = self._reach.get(mask)
+        if known is None:
+            before = after = 0
+            for i in bits(mask):
+                before |= self.ancestors[i]
+                after |= self.descendants[i]
+            known = self._reach[mask] = before & ~mask, after & ~mask
+        return known
 
     def following(self, mask: int) -> int:
         """Nodes outside ``mask`` that read a result of it."""

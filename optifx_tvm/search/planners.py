@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from optifx_tvm.cost_model.base import CostModel
 from optifx_tvm.cost_model.roofline import RooflineCostModel
-from optifx_tvm.cost_model.tiles import TileChooser
+from optifx_tvm.cost_model.tiles import best_tile
 from optifx_tvm.device import DeviceSpec
 from optifx_tvm.errors import OptionError
 from optifx_tvm.graph import ConvGraph
@@ -41,7 +42,8 @@ def make_planner(
         )
     if time_budget <= 0:
         raise OptionError(f"time budget {time_budget} s is not positive; give it in seconds")
-    choose = TileChooser(device, cost_model or RooflineCostModel(device))
+    model = cost_model or RooflineCostModel(device)
+    choose = partial(best_tile, device=device, cost_model=model)
 
     def plan(graph: ConvGraph) -> Partition:
         started, deadline = time.perf_counter(), time.thread_time() + time_budget

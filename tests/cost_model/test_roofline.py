@@ -7,12 +7,12 @@ import math
 import pytest
 
 from optifx_tvm.cost_model.roofline import RooflineCostModel
-from optifx_tvm.cost_model.tiles import TileChooser, best_tile, tile_candidates
+from optifx_tvm.cost_model.tiles import best_tile, tile_candidates
 from optifx_tvm.device import A100, GENERIC_CPU, H200, ORIN, RTX_4090, DeviceSpec
 from optifx_tvm.graph import ConvGraph
 from optifx_tvm.partition import Rejected, Tile
 from tests.support import blocks
-from tests.support.groups import RELU, GroupBuilder
+from tests.support.groups import GroupBuilder
 
 
 def _gain(graph: ConvGraph, device: DeviceSpec) -> float:
@@ -157,23 +157,3 @@ def test_tile_candidates_are_balanced_and_legal():
     gpu = [tile for v in tile_candidates(b.graph(), H200) for tile in v]
     assert len(gpu) == len(set(gpu))
     assert all(12 <= t.height * t.width <= 512 for t in gpu)
-
-
-def test_chooser_remembers_by_structure():
-    class Counting(RooflineCostModel):
-        calls = 0
-
-        def predict(self, group: ConvGraph, tile: Tile) -> float:
-            Counting.calls += 1
-            return super().predict(group, tile)
-
-    choose = TileChooser(H200, Counting(H200))
-    group = blocks.fire(13, 128, 32, 128)
-    first = choose(group)
-    calls = Counting.calls
-    assert choose(group.canonical()[0]) == first
-    assert Counting.calls == calls
-    b = GroupBuilder()
-    b.eltwise(b.input(13, 13, 8), RELU)
-    choose(b.graph())
-    assert Counting.calls > calls

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from optifx_tvm.cost_model.roofline import RooflineCostModel
-from optifx_tvm.cost_model.tiles import TileChooser
+from optifx_tvm.cost_model.tiles import best_tile
 from optifx_tvm.device import GENERIC_CPU, H200
 from optifx_tvm.errors import OptionError
 from optifx_tvm.graph import ConvGraph, Node, Step
@@ -112,7 +114,8 @@ def test_groups_that_need_each_other_are_never_chosen_together():
 
 
 def _pricer(graph: ConvGraph, device=H200) -> Pricer:
-    return Pricer(Dag(graph), TileChooser(device, RooflineCostModel(device)))
+    model = RooflineCostModel(device)
+    return Pricer(Dag(graph), partial(best_tile, device=device, cost_model=model))
 
 
 @pytest.mark.parametrize("device", [GENERIC_CPU, H200], ids=lambda d: d.kind)
