@@ -8,6 +8,14 @@ turns. Outputs, of a fresh input and into poisoned memory, are compared with tor
 torch, torchvision and, for NASNet, timm. TF32 is off; "cudnn" are torch's modules in eager mode
 with batch norms folded and cudnn.benchmark on. In float16 our network takes and gives float32.
 
+Memory beside a time is weights, input and what is in use at most during an inference: of torch the
+peak that its allocator reports while the call is captured (cuDNN's workspaces included), of ours
+what TVM's static memory plan allocates, output included; neither counts code or the CUDA context.
+
+Workers compile for everybody at first: ours and TVM's networks, and Inductor's kernels into its
+caches on disk. Timing starts when the last of them that uses the GPU has ended, and is done by one
+process, one contender at a time.
+
 Without a GPU, --compile-only --artifacts DIR compiles our CUDA sources with nvcc beforehand and
 keeps the results in DIR by a hash of the source, for a run with the same --artifacts DIR.
 """
@@ -43,6 +51,7 @@ from torch_networks import (
     missing_packages,
     torch_call,
     torch_network,
+    warm_inductor,
     zoo_weights,
 )
 from tvm import relax
@@ -55,6 +64,8 @@ OURS, UNFUSED = "ours", "ours-unfused"
 PLANNERS = {OURS: "search", UNFUSED: "none"}
 BUILT = {**PLANNERS, TVM_DEFAULT: TVM_DEFAULT}
 """Contender -> planner, of those that TVM builds."""
+_SLOW = ("nasnet_a_large", "densenet121", "googlenet")
+"""Networks that compile longest: their workers start first."""
 
 
 @dataclass(frozen=True)
@@ -151,12 +162,20 @@ def run(cases: list[Case], args: argparse.Namespace, torch: Any) -> int:
         tempfile.TemporaryDirectory(prefix="bench_networks_") as folder,
         workers(args.jobs) as pool,
     ):
+        warming = [
+            pool.submit(warm_inductor, peer, case.network, case.batch, size(case), case.dtype)
+            for case in sorted(cases, key=lambda case: case.network not in _SLOW)
+            for peer in args.peers
+            if peer.startswith("inductor")
+        ]
         binaries: dict[tuple[Case, str], Binary] = {}
         for case in cases:
             for name in _built_names(args):
                 library = Path(folder, f"{len(binaries)}.so")
                 order = Order(case, BUILT[name], args.target, args.artifacts, library)
                 binaries[case, name] = Binary(library, pool.submit(build, order))
+        for future in warming:
+            future.result()  # from here on nobody else uses the GPU
         for case in cases:
             if case.network not in modules:
                 modules = {case.network: torch_network(case.network, zoo_weights(case.network))}
@@ -189,6 +208,11 @@ def machine(target: str, torch: Any) -> dict:
     }
 
 
+def size(case: Case) -> int:
+    """Height and width of the network's usual input."""
+    return int(zoo.build(case.network, bind=False)["main"].params[0].ty.shape[2])
+
+
 def measure(
     case: Case,
     module: Any,
@@ -199,8 +223,7 @@ def measure(
     """Build the contenders of one case, check their outputs, time them in turns."""
     forget_compiled(args.peers)
     torch.manual_seed(0)
-    size = zoo.build(case.network, bind=False)["main"].params[0].ty.shape[2]
-    data = torch.randn(case.batch, 3, int(size), int(size), device="cuda")
+    data = torch.randn(case.batch, 3, size(case), size(case), device="cuda")
     exact = torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False)
     with torch.no_grad(), exact:
         expected = module.to("cuda", torch.float64)(data.double()).cpu()
