@@ -8,6 +8,14 @@ turns. Outputs, of a fresh input and into poisoned memory, are compared with tor
 torch, torchvision and, for NASNet, timm. TF32 is off; "cudnn" are torch's modules in eager mode
 with batch norms folded and cudnn.benchmark on. In float16 our network takes and gives float32.
 
+Memory beside a time is weights, input and what is in use at most during an inference: of torch the
+peak that its allocator reports while the call is captured (cuDNN's workspaces included), of ours
+what TVM's static memory plan allocates, output included; neither counts code or the CUDA context.
+
+Workers compile for everybody at first: ours and TVM's networks, and Inductor's kernels into its
+caches on disk. Timing starts when the last of them that uses the GPU has ended, and is done by one
+process, one contender at a time.
+
 Without a GPU, --compile-only --artifacts DIR compiles our CUDA sources with nvcc beforehand and
 keeps the results in DIR by a hash of the source, for a run with the same --artifacts DIR.
 """
@@ -19,21 +27,25 @@ import importlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import tvm
-import tvm_ffi
 from gpu_builds import FAILURES, TVM_DEFAULT, Built, Case, Order, build, first_line, workers
-from gpu_timing import capture, is_lost, time_in_turns
+from gpu_timing import (
+    TOLERANCE,
+    Contender,
+    capture,
+    check,
+    is_lost,
+    machine,
+    time_in_turns,
+)
 from rich.console import Console
 from rich.table import Table
 from torch_networks import (
@@ -43,18 +55,19 @@ from torch_networks import (
     missing_packages,
     torch_call,
     torch_network,
+    warm_inductor,
     zoo_weights,
 )
 from tvm import relax
 
 from optifx_tvm import zoo
 
-TOLERANCE = {"float32": 1e-5, "float16": 5e-3}
-"""Relative L2 error above which a result is called wrong."""
 OURS, UNFUSED = "ours", "ours-unfused"
 PLANNERS = {OURS: "search", UNFUSED: "none"}
 BUILT = {**PLANNERS, TVM_DEFAULT: TVM_DEFAULT}
 """Contender -> planner, of those that TVM builds."""
+_SLOW = ("nasnet_a_large", "densenet121", "googlenet")
+"""Networks that compile longest: their workers start first."""
 
 
 @dataclass(frozen=True)
@@ -63,21 +76,6 @@ class Binary:
 
     library: Path
     built: Future[Built]
-
-
-@dataclass
-class Contender:
-    """An inference captured in a CUDA graph."""
-
-    replay: Callable[[], None]
-    data: Any
-    """The torch tensor that it reads."""
-    output: Any
-    """The torch tensor that it writes."""
-    memory_bytes: int
-    """Weights, input, and what is in use at most during an inference."""
-    owners: tuple[Any, ...]
-    """Keep what the graph reads alive."""
 
 
 def main() -> int:
@@ -151,12 +149,20 @@ def run(cases: list[Case], args: argparse.Namespace, torch: Any) -> int:
         tempfile.TemporaryDirectory(prefix="bench_networks_") as folder,
         workers(args.jobs) as pool,
     ):
+        warming = [
+            pool.submit(warm_inductor, peer, case.network, case.batch, size(case), case.dtype)
+            for case in sorted(cases, key=lambda case: case.network not in _SLOW)
+            for peer in args.peers
+            if peer.startswith("inductor")
+        ]
         binaries: dict[tuple[Case, str], Binary] = {}
         for case in cases:
             for name in _built_names(args):
                 library = Path(folder, f"{len(binaries)}.so")
                 order = Order(case, BUILT[name], args.target, args.artifacts, library)
                 binaries[case, name] = Binary(library, pool.submit(build, order))
+        for future in warming:
+            future.result()  # from here on nobody else uses the GPU
         for case in cases:
             if case.network not in modules:
                 modules = {case.network: torch_network(case.network, zoo_weights(case.network))}
@@ -175,18 +181,9 @@ def run(cases: list[Case], args: argparse.Namespace, torch: Any) -> int:
     return 0 if all(result.get("right") for result in results) else 1
 
 
-def machine(target: str, torch: Any) -> dict:
-    """What a figure depends on."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    versions = {"tvm": tvm.__version__, "torch": torch.__version__, "cuda": torch.version.cuda}
-    versions |= {"tvm_ffi": tvm_ffi.__version__, "cudnn": torch.backends.cudnn.version()}
-    return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join(["python", *sys.argv]),
-        "gpu_driver": subprocess.run(query, capture_output=True, text=True).stdout.splitlines()[0],
-        "target": target,
-        "versions": versions,
-    }
+def size(case: Case) -> int:
+    """Height and width of the network's usual input."""
+    return int(zoo.build(case.network, bind=False)["main"].params[0].ty.shape[2])
 
 
 def measure(
@@ -199,8 +196,7 @@ def measure(
     """Build the contenders of one case, check their outputs, time them in turns."""
     forget_compiled(args.peers)
     torch.manual_seed(0)
-    size = zoo.build(case.network, bind=False)["main"].params[0].ty.shape[2]
-    data = torch.randn(case.batch, 3, int(size), int(size), device="cuda")
+    data = torch.randn(case.batch, 3, size(case), size(case), device="cuda")
     exact = torch.backends.cudnn.flags(enabled=True, benchmark=False, allow_tf32=False)
     with torch.no_grad(), exact:
         expected = module.to("cuda", torch.float64)(data.double()).cpu()
@@ -221,7 +217,7 @@ def measure(
                 contender = make_built(binary, data.half() if half else data.clone(), torch)
                 results[name]["build_s"] = round(binary.built.result().seconds, 1)
                 results[name]["nvcc_runs"] = binary.built.result().nvcc_runs
-            results[name] |= check(contender, data, expected, TOLERANCE[case.dtype], torch)
+            results[name] |= check(contender, [data], expected, TOLERANCE[case.dtype], torch)
             contenders[name] = contender
         except FAILURES as error:
             results[name]["error"] = first_line(error)
@@ -238,7 +234,8 @@ def make_peer(name: str, module: Any, data: Any, torch: Any) -> Contender:
     """Capture a way of torch; ``data``: NCHW, on the GPU, of the precision to compute in."""
     call, read, size = torch_call(name, module, data)
     graph, output, peak = capture(call, torch)
-    return Contender(graph.replay, read, output, size + read.nbytes + peak, (call, graph))
+    memory = size + read.nbytes + peak
+    return Contender(graph.replay, (read,), output, memory, (call, graph))
 
 
 def make_built(binary: Binary, data: Any, torch: Any) -> Contender:
@@ -246,27 +243,13 @@ def make_built(binary: Binary, data: Any, torch: Any) -> Contender:
     built = binary.built.result()
     if built.error:
         raise RuntimeError(built.error)
-    machine = relax.VirtualMachine(tvm.runtime.load_module(str(binary.library)), tvm.cuda(0))
-    main, shared = machine["main"], tvm.runtime.from_dlpack(data)
+    virtual = relax.VirtualMachine(tvm.runtime.load_module(str(binary.library)), tvm.cuda(0))
+    main, shared = virtual["main"], tvm.runtime.from_dlpack(data)
     graph, output, _ = capture(lambda: main(shared), torch)
     # TVM's allocations are not torch's: they are known from its plan.
     memory = built.memory_bytes + data.nbytes
-    owners = (machine, shared, graph, output)
-    return Contender(graph.replay, data, torch.from_dlpack(output), memory, owners)
-
-
-def check(contender: Contender, data: Any, expected: Any, tolerance: float, torch: Any) -> dict:
-    """Replay on another input first, then on ``data`` with the output poisoned; compare."""
-    with torch.no_grad():
-        contender.data.normal_()
-        contender.replay()
-        contender.data.copy_(data)
-        contender.output.fill_(float("nan"))
-        contender.replay()
-        torch.cuda.synchronize()
-        found = contender.output.double().cpu().reshape(expected.shape)
-        error = float(torch.linalg.norm(found - expected) / torch.linalg.norm(expected))
-    return {"relative_error": error, "right": error < tolerance}
+    owners = (virtual, shared, graph, output)
+    return Contender(graph.replay, (data,), torch.from_dlpack(output), memory, owners)
 
 
 def ratios(results: dict[str, dict]) -> dict:

@@ -1,4 +1,5 @@
-"""Networks of the zoo compiled for a GPU by worker processes, for ``bench_networks.py``.
+"""Networks and blocks compiled for a GPU by worker processes, for ``bench_networks.py``,
+``bench_blocks.py`` and ``sanitize.py``.
 
 What nvcc makes of a source can be kept in a folder, under a hash of the source. A network's source
 depends on target, plan, batch size and precision, not on its weights or on the machine. So nvcc's
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import tvm
 import tvm_ffi
+from blocks import Block, relax_module
 from measure_networks import planned_bytes
 from tvm import relax
 from tvm.support import nvcc
@@ -57,10 +59,19 @@ class Case:
 
 
 @dataclass(frozen=True)
+class BlockCase:
+    """One block at one batch size and precision, which its inputs and output have too."""
+
+    block: Block
+    batch: int
+    dtype: str
+
+
+@dataclass(frozen=True)
 class Order:
     """What a worker is to build."""
 
-    case: Case
+    case: Case | BlockCase
     planner: str
     target: str
     """As JSON or tag, since a Target can't be sent to another process."""
@@ -124,7 +135,7 @@ def build(order: Order) -> Built:
         kernels = KernelCache(order.kernels, target)
         # With a GPU, TVM calls this while it compiles; without one it keeps the source only.
         tvm_ffi.register_global_func("tvm_callback_cuda_compile", kernels.compile, override=True)
-        executable, memory = compile_network(order.case, target, order.planner)
+        executable, memory = compile_case(order.case, target, order.planner)
         if order.library is not None:
             executable.export_library(str(order.library))
         elif not tvm.cuda(0).exist:
@@ -135,18 +146,26 @@ def build(order: Order) -> Built:
     return Built(time.perf_counter() - start, memory, kernels.missed, kernels.found)
 
 
-def compile_network(case: Case, target: Target, planner: str) -> tuple[relax.VMExecutable, int]:
+def compile_case(
+    case: Case | BlockCase, target: Target, planner: str
+) -> tuple[relax.VMExecutable, int]:
     """The executable, without a CUDA graph of its own, and the bytes of its memory.
 
     TVM's default pipeline gets a float16 network, ours is told to compute the float32 one in
     float16: its input and output stay float32.
     """
     default = planner == TVM_DEFAULT
-    module = zoo.build(case.network, batch=case.batch, dtype=case.dtype if default else "float32")
+    dtype = None
+    if isinstance(case, BlockCase):
+        module = relax_module(case.block, case.batch, case.dtype)
+    elif default:
+        module = zoo.build(case.network, batch=case.batch, dtype=case.dtype)
+    else:
+        module = zoo.build(case.network, batch=case.batch)
+        dtype = None if case.dtype == "float32" else case.dtype
     if default:
         passes = relax.get_default_pipeline(target)
     else:
-        dtype = None if case.dtype == "float32" else case.dtype
         passes = pipeline(target, dtype=dtype, planner=planner)
     settings = tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": False})
     with settings, nullcontext() if default else pass_context(target), target:

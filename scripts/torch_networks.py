@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -132,6 +133,23 @@ def torch_call(peer: str, module: Any, data: Any) -> tuple[Callable[[], Any], An
     mode = "default" if peer == "inductor" else "max-autotune-no-cudagraphs"
     compiled = torch.compile(module, mode=mode, dynamic=False)
     return lambda: compiled(data), data, size
+
+
+def warm_inductor(peer: str, network: str, batch: int, size: int, dtype: str) -> float:
+    """Fill Inductor's caches on disk for one case, in a process of its own; seconds.
+
+    It saves the measuring process the compilation of kernels; with frozen weights torch may trace
+    and lower the network once more. Nothing that this process has timed is used.
+    """
+    start = time.perf_counter()
+    torch = importlib.import_module("torch")
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    data = torch.zeros(batch, 3, size, size, device="cuda", dtype=getattr(torch, dtype))
+    call, _, _ = torch_call(peer, torch_network(network, zoo_weights(network)), data)
+    with torch.no_grad():
+        call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
 
 
 def forget_compiled(peers: Sequence[str]) -> None:
